@@ -1,0 +1,128 @@
+"""Candidate pools: which tokens compete below one tree node, and with which score (paper section 3.2)."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rheo.draws import Draws
+
+LEAD, SAMPLED, FILL = 0, 1, 2
+KIND_NAMES = ("lead", "sampled", "fill")
+GREEDY_BELOW = 1e-5  # temperatures under this one mean argmax
+
+
+@dataclass(frozen=True)
+class PoolOptions:
+    """How a pool of candidates is made.
+
+    Attributes:
+        size: K, the number of slots.
+        m: number of lead slots before the sampled one, 0 <= m <= K-1; None builds the Top-K pool
+            (K lead slots, no sampled one, scores over the full draft vocabulary).
+        support: how many of the highest draft logits carry the draft law q; 0 means all.
+        temperature: decoding temperature; touches only the law of the sampled slot.
+        normaliser: "support" scores tokens by the softmax over the support (section 3.2), "full" by the
+            softmax over the whole draft vocabulary. Top-K always uses "full".
+
+    Raises:
+        ValueError: for a value outside these ranges.
+    """
+
+    size: int = 10
+    m: int | None = 1
+    support: int = 128
+    temperature: float = 1.0
+    normaliser: str = "support"
+
+    def __post_init__(self):
+        if self.size < 1:
+            raise ValueError(f"top_k (slots of a pool) is {self.size}; it must be at least 1")
+        if self.m is not None and not 0 <= self.m <= self.size - 1:
+            raise ValueError(f"m is {self.m}; with top_k {self.size} it must lie in 0..{self.size - 1}")
+        if self.support < 0:
+            raise ValueError(f"support is {self.support}; it must be 0 (the whole draft vocabulary) or positive")
+        if not 0 <= self.temperature < float("inf"):
+            raise ValueError(f"temperature is {self.temperature}; it must be finite and at least 0")
+        if self.normaliser not in ("support", "full"):
+            raise ValueError(f"normaliser is {self.normaliser!r}; choose 'support' or 'full'")
+
+
+@dataclass(frozen=True)
+class Pools:
+    """Pools of P parents; W = min(K, support) slots each, in slot order (lead, sampled, fill).
+
+    Attributes:
+        tokens: int64 ``[P, W]`` candidate ids in the target vocabulary.
+        log_proxy: ``[P, W]`` log of the score of each slot; -inf marks a slot that does not exist.
+        kinds: int64 ``[W]``, one of LEAD, SAMPLED, FILL.
+        support: int64 ``[P, S]`` support ids in the target vocabulary, by falling logit.
+        q_tail: ``[P, S]`` the law from which the sampled token was drawn (0 on the lead tokens).
+    """
+
+    tokens: Tensor
+    log_proxy: Tensor
+    kinds: Tensor
+    support: Tensor
+    q_tail: Tensor
+
+
+def build_pools(logits: Tensor, options: PoolOptions, draws: Draws, target_ids: Tensor | None = None) -> Pools:
+    """Make the pool of each of P parents from their draft logits.
+
+    Args:
+        logits: ``[P, V]`` draft logits; computed in float32, or in float64 when given so.
+        target_ids: int64 ``[V]`` target id of each draft id; None where the vocabularies agree.
+
+    Returns:
+        The pools. Every score is independent of the sampled token, and the sampled slot's score is at
+        least that of every fill slot: survival of the slot cannot depend on which token it holds.
+    """
+    # A draft that emits NaN or infinities is only a bad draft: it costs acceptance, never correctness.
+    logits = torch.nan_to_num(logits.to(torch.promote_types(logits.dtype, torch.float32)))
+    parents, vocab = logits.shape
+    top_k_only = options.m is None
+    n_support = min(options.size if top_k_only else options.support or vocab, vocab)
+    width = min(options.size, n_support)
+    n_lead = width if top_k_only else min(options.m, n_support)
+
+    top, ids = logits.topk(n_support)  # [P, S], the only sort; its order is stored and used by verification
+    full = top_k_only or options.normaliser == "full"
+    log_q = top - (logits if full else top).logsumexp(-1, keepdim=True)
+    support = ids if target_ids is None else target_ids[ids]
+
+    if n_lead == n_support or top_k_only:  # no tail: nothing to sample
+        kinds = torch.zeros(n_lead, dtype=torch.long, device=logits.device)
+        return Pools(support[:, :n_lead], log_q[:, :n_lead].clamp_max(0), kinds, support, torch.zeros_like(top))
+
+    q_tail = torch.zeros_like(top)
+    if options.temperature < GREEDY_BELOW:
+        q_tail[:, n_lead] = 1
+    else:
+        tail = top[:, n_lead:]
+        q_tail[:, n_lead:] = ((tail - tail[:, :1]) / options.temperature).softmax(-1)
+    drawn = draws.token(q_tail)[:, None]  # [P, 1] index into the support
+
+    log_tail = log_q[:, n_lead:]
+    if n_lead == 0:
+        log_proxy = log_q[:, :1]
+    else:
+        log_z = log_tail.logsumexp(-1, keepdim=True)
+        log_proxy = torch.maximum(torch.minimum(log_q[:, n_lead - 1 : n_lead], log_z), log_tail[:, :1])
+    tail_is_empty = log_tail.exp().sum(-1, keepdim=True) == 0
+    log_proxy = log_proxy.masked_fill(tail_is_empty, -torch.inf)
+
+    # The fill slots are the next tokens in order, stepping over the sampled one where there is one.
+    fill = torch.arange(n_lead, width - 1, device=logits.device).expand(parents, -1)
+    fill = fill + ((fill >= drawn) & ~tail_is_empty)
+    lead = torch.arange(n_lead, device=logits.device).expand(parents, -1)
+    kinds = torch.full((width,), FILL, device=logits.device)
+    kinds[:n_lead] = LEAD
+    kinds[n_lead] = SAMPLED
+    return Pools(
+        tokens=support.gather(1, torch.cat((lead, drawn, fill), 1)),
+        log_proxy=torch.cat((log_q[:, :n_lead], log_proxy, log_q.gather(1, fill)), 1).clamp_max(0),
+        kinds=kinds,
+        support=support,
+        q_tail=q_tail,
+    )

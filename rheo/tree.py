@@ -1,0 +1,192 @@
+"""Dynamic draft trees: expand, rerank, prune, under one total order (paper section 3.1, EAGLE-2)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rheo.draws import Draws
+from rheo.pool import PoolOptions, Pools, build_pools
+
+NO_KIND = -1  # the root was not drafted
+
+
+@dataclass(frozen=True)
+class TreeOptions:
+    """Size of the draft tree.
+
+    Attributes:
+        pool: how each expanded node gets its candidates.
+        total_token: nodes of the tree, the root included.
+        depth: expansions after the root's own pool; the tree has at most ``depth + 1`` drafted levels.
+
+    Raises:
+        ValueError: for a tree without a drafted node or a negative depth.
+    """
+
+    pool: PoolOptions
+    total_token: int = 60
+    depth: int = 7
+
+    def __post_init__(self):
+        if self.total_token < 2:
+            raise ValueError(f"total_token is {self.total_token}; it must be at least 2 (the root and one drafted node)")
+        if self.depth < 0:
+            raise ValueError(f"depth is {self.depth}; it must be at least 0")
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A draft tree of N nodes in level order; node 0 is the root, the last committed token.
+
+    N is fixed by the options, so that shapes are static; where fewer candidates exist, the last nodes
+    are padding (``valid`` False): they see only themselves and nobody's verification reaches them.
+
+    Attributes:
+        tokens: int64 ``[N]`` ids in the target vocabulary.
+        parents: int64 ``[N]`` node index of the parent; 0 for the root itself.
+        levels: int64 ``[N]`` distance from the root.
+        kinds: int64 ``[N]`` slot kind (rheo.pool), NO_KIND for the root.
+        valid: bool ``[N]``.
+        log_scores: ``[N]`` path score; 0 for the root.
+        mask: bool ``[N, N]``, ``mask[i, j]`` where j is i or an ancestor of i.
+        pool_rows: int64 ``[N]`` row of ``support`` and ``q_tail`` that holds the node's pool; 0 where never expanded.
+        support: int64 ``[R, S]``, and q_tail ``[R, S]``: the law of every expanded node's sampled slot.
+        max_levels: drafted levels that the options allow.
+    """
+
+    tokens: Tensor
+    parents: Tensor
+    levels: Tensor
+    kinds: Tensor
+    valid: Tensor
+    log_scores: Tensor
+    mask: Tensor
+    pool_rows: Tensor
+    support: Tensor
+    q_tail: Tensor
+    max_levels: int
+
+
+# Called with the tokens of the nodes to expand [F], the rank of each one's parent among the nodes of the call
+# before [F], and the level of the nodes (1 for the root's children); returns their draft logits [F, V].
+Expand = Callable[[Tensor, Tensor, int], Tensor]
+
+
+@dataclass(frozen=True)
+class Growth:
+    """All candidates of a tree before pruning.
+
+    Attributes:
+        levels: the pools of each level, one row per expanded parent.
+        scores: ``[C]`` path scores of all candidates, level by level, left to right.
+        expanded: per expansion the candidate indices ``[F]`` of the expanded nodes, in rank order.
+    """
+
+    levels: list[Pools]
+    scores: Tensor
+    expanded: list[Tensor]
+
+
+def build_tree(
+    root: Tensor,
+    root_logits: Tensor,
+    expand: Expand,
+    options: TreeOptions,
+    draws: Draws,
+    target_ids: Tensor | None = None,
+) -> Tree:
+    """Grow a tree level by level and keep its best ``total_token - 1`` candidates.
+
+    One total order decides both which nodes of a level are expanded and which candidates are kept:
+    path score descending, then shallower first, then left to right. Candidates are laid out in just
+    that left-to-right order, so a stable sort by score is the order. The kept set is closed under
+    parents, since no proxy exceeds 1.
+
+    Args:
+        root: int64 ``[]`` last committed token.
+        root_logits: ``[V]`` draft logits at the root.
+        expand: runs the draft on nodes of the newest level (see ``Expand``).
+        target_ids: int64 ``[V]`` target id of each draft id; None where the vocabularies agree.
+    """
+    return prune(root, grow(root_logits, expand, options, draws, target_ids), options.total_token)
+
+
+def grow(
+    root_logits: Tensor, expand: Expand, options: TreeOptions, draws: Draws, target_ids: Tensor | None = None
+) -> Growth:
+    """Level 1 is the root's pool; then, ``depth`` times, the K best nodes of the newest level get theirs."""
+    levels = [build_pools(root_logits[None], options.pool, draws, target_ids)]
+    scores = [levels[0].log_proxy.flatten()]
+    expanded = []
+    offset = 0
+    for level in range(1, options.depth + 1):
+        parents, order = levels[-1], best_first(scores[-1])[: options.pool.size]
+        logits = expand(parents.tokens.flatten()[order], order // parents.tokens.shape[1], level)
+        levels.append(build_pools(logits, options.pool, draws, target_ids))
+        expanded.append(offset + order)
+        offset += scores[-1].numel()
+        scores.append((scores[-1][order, None] + levels[-1].log_proxy).flatten())
+    return Growth(levels, torch.cat(scores), expanded)
+
+
+def prune(root: Tensor, growth: Growth, total_token: int) -> Tree:
+    """Keep the best ``total_token - 1`` candidates of all levels and lay them out as a ``Tree``."""
+    levels, scores, expanded = growth.levels, growth.scores, growth.expanded
+    device, n_candidates = scores.device, scores.numel()
+    keep = best_first(scores)[: total_token - 1].sort().values  # back to level order: parents first
+    valid = scores[keep] > -torch.inf
+
+    # Pool row 0 belongs to the root (candidate index C here), row r to the r-th expanded candidate.
+    row_owner = torch.cat([torch.full((1,), n_candidates, device=device), *expanded])
+    first_rows = [0, *(1 + sum(e.numel() for e in expanded[:i]) for i in range(len(expanded)))]
+    parent_row = torch.cat([
+        torch.arange(first, first + pools.tokens.shape[0], device=device).repeat_interleave(pools.tokens.shape[1])
+        for first, pools in zip(first_rows, levels)
+    ])
+    kinds = torch.cat([pools.kinds.repeat(pools.tokens.shape[0]) for pools in levels])
+    depths = torch.cat([torch.full_like(p.tokens.flatten(), i) for i, p in enumerate(levels, 1)])
+    tokens = torch.cat([pools.tokens.flatten() for pools in levels])
+
+    node_of = torch.zeros(n_candidates + 1, dtype=torch.long, device=device)  # the root's entry stays 0
+    node_of[keep] = torch.arange(1, keep.numel() + 1, device=device)
+    row_of = torch.zeros(n_candidates + 1, dtype=torch.long, device=device)
+    row_of[row_owner] = torch.arange(row_owner.numel(), device=device)
+    parents = with_root(0, torch.where(valid, node_of[row_owner[parent_row[keep]]], 0))
+    valid = with_root(True, valid)
+    return Tree(
+        tokens=torch.cat((root.reshape(1), tokens[keep])),
+        parents=parents,
+        levels=with_root(0, depths[keep]),
+        kinds=with_root(NO_KIND, kinds[keep]),
+        valid=valid,
+        log_scores=with_root(0, scores[keep]),
+        mask=ancestor_mask(parents, valid, len(levels)),
+        pool_rows=with_root(0, row_of[keep]),
+        support=torch.cat([pools.support for pools in levels]),
+        q_tail=torch.cat([pools.q_tail for pools in levels]),
+        max_levels=len(levels),
+    )
+
+
+def best_first(scores: Tensor) -> Tensor:
+    """Indices by falling score, ties in index order (``topk`` leaves the order of ties open)."""
+    return scores.sort(descending=True, stable=True).indices
+
+
+def with_root(value: float, rest: Tensor) -> Tensor:
+    """``rest`` with the root's value in front."""
+    return torch.cat((torch.full((1,), value, dtype=rest.dtype, device=rest.device), rest))
+
+
+def ancestor_mask(parents: Tensor, valid: Tensor, max_levels: int) -> Tensor:
+    """bool ``[N, N]``: which nodes each node sees, itself included; padding sees only itself.
+
+    Doubling: a relation that reaches d levels up, composed with itself, reaches 2d.
+    """
+    itself = torch.eye(parents.numel(), dtype=torch.bool, device=parents.device)
+    reach = itself | (itself[parents] & valid[:, None])
+    for _ in range(max(max_levels - 1, 0).bit_length()):
+        reach = (reach.float() @ reach.float()) > 0
+    return reach

@@ -1,0 +1,120 @@
+"""Verification: walk down the tree and emit tokens with exactly the target's law (paper section 3.3, Algorithm 1)."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from rheo.draws import Draws
+from rheo.pool import LEAD, SAMPLED
+from rheo.tree import Tree
+
+VERIFICATIONS = ("rheo", "rrsw")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What one verification decided; L = ``tree.max_levels``.
+
+    Attributes:
+        path: int64 ``[L + 1]`` visited nodes, the root first; entries from ``count`` on are meaningless.
+        tokens: int64 ``[L + 1]`` the token emitted at each visited node: first the accepted drafted ones,
+            then, at index ``count - 1``, the bonus token.
+        count: int64 ``[]`` number of emitted tokens, accepted + 1.
+        finite: bool ``[]`` False where a visited node had NaN in its law; then nothing may be committed.
+    """
+
+    path: Tensor
+    tokens: Tensor
+    count: Tensor
+    finite: Tensor
+
+
+def verify(tree: Tree, law: Callable[[Tensor], Tensor], draws: Draws, verification: str = "rheo") -> Verdict:
+    """Emit tokens down one path of the tree, losslessly.
+
+    At each node the sampled child Y is accepted with probability ``min(1, p(Y) / q_tail(Y))``; else one
+    token is drawn from the residual ``norm(max(0, p - q_tail))``. That one draw has the same law as
+    testing the other children, which are point masses, one by one. Where the token drawn is a
+    child, the walk goes on there; where it is not, it is the bonus token and the walk ends.
+
+    ``verification="rrsw"`` is the paper's baseline (Appendices A and D.2): the lead children are tried under p
+    first, then Y against q_tail under what is left of p, then the fill children.
+
+    The walk has a fixed number of steps and decides with tensors alone, so that a GPU never waits for
+    the host; on the CPU it stops at the step that ends it.
+
+    Args:
+        law: maps a node index (int64 ``[]``) to the target's law ``[V]`` there, after temperature and filters;
+            called for visited nodes only.
+
+    Raises:
+        ValueError: for an unknown ``verification``.
+    """
+    if verification not in VERIFICATIONS:
+        raise ValueError(f"verification is {verification!r}; choose one of {', '.join(VERIFICATIONS)}")
+    node = torch.zeros((), dtype=torch.long, device=tree.tokens.device)
+    walking = torch.ones((), dtype=torch.bool, device=node.device)
+    count, finite = node, walking
+    path, tokens = [], []
+    for _ in range(tree.max_levels + 1):
+        p = law(node)
+        children = (tree.parents == node) & tree.valid & (tree.levels > 0)  # [N]
+        token = next_token(tree, node, children, p, draws, verification)
+        finite = finite & (~walking | ~p.isnan().any())
+        path.append(node)
+        tokens.append(token)
+        count = count + walking
+        hit = children & (tree.tokens == token)
+        walking = walking & hit.any()
+        node = torch.where(walking, hit.int().argmax(), node)
+        if node.device.type == "cpu" and not walking:
+            break
+    missing = tree.max_levels + 1 - len(path)
+    return Verdict(torch.stack(path + path[-1:] * missing), torch.stack(tokens + tokens[-1:] * missing), count, finite)
+
+
+def next_token(tree: Tree, node: Tensor, children: Tensor, p: Tensor, draws: Draws, verification: str) -> Tensor:
+    """The token emitted at ``node`` (int64 ``[]``); over all draws its law is p.
+
+    Args:
+        children: bool ``[N]`` surviving children of the node.
+        p: ``[V]`` target law at the node.
+    """
+    first, first_hit = None, None
+    if verification == "rrsw":
+        lead = scatter_tokens(tree, children & (tree.kinds == LEAD), p)
+        first = draws.token(p)
+        first_hit = lead[first] > 0
+        p = normalised(p.masked_fill(lead > 0, 0), otherwise=p)
+
+    is_sampled = children & (tree.kinds == SAMPLED)
+    survived, child = is_sampled.any(), is_sampled.int().argmax()
+    sampled = tree.tokens[child]
+    row = tree.pool_rows[node]
+    q_tail = torch.zeros_like(p).scatter_add_(0, tree.support[row], tree.q_tail[row].to(p.dtype) * survived)
+    ratio = torch.where(survived, p[sampled] / q_tail[sampled], 0)
+    accepted = draws.accept(ratio)
+    residual = normalised((p - q_tail).clamp_min(0), otherwise=p)
+    # An accepted token is a law with all its mass on it: the draw below then is a formality.
+    law = torch.where(accepted, one_hot(sampled, p), residual)
+    if first is not None:
+        law = torch.where(first_hit, one_hot(first, p), law)
+    return draws.token(law)
+
+
+def normalised(weights: Tensor, otherwise: Tensor) -> Tensor:
+    """``weights`` over their sum, or ``otherwise`` where that sum underflowed to 0."""
+    total = weights.sum()
+    return torch.where(total > 0, weights / total, otherwise)
+
+
+def one_hot(token: Tensor, like: Tensor) -> Tensor:
+    """All mass on ``token``, shaped as ``like`` ``[V]``."""
+    return torch.zeros_like(like).scatter_(0, token.reshape(1), 1)
+
+
+def scatter_tokens(tree: Tree, nodes: Tensor, like: Tensor) -> Tensor:
+    """``[V]``, positive on the tokens of the marked ``nodes`` (bool ``[N]``)."""
+    return torch.zeros_like(like).scatter_add_(0, tree.tokens, nodes.to(like.dtype))
