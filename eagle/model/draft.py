@@ -1,0 +1,282 @@
+"""The EAGLE-3 head: one decoder layer that predicts from the target's features (official checkpoint layout)."""
+
+import json
+from pathlib import Path
+
+import torch
+from huggingface_hub import snapshot_download
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn.functional import linear, scaled_dot_product_attention
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
+
+from eagle.model.cache import KVBuffer
+from eagle.model.target import default_taps, resolve_local
+
+WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
+
+
+class DraftAttention(nn.Module):
+    """Attention whose query, key and value read the normed embedding beside the normed hidden state (2h wide)."""
+
+    def __init__(self, config: LlamaConfig):
+        super().__init__()
+        self.head_dim = config.head_dim
+        bias = config.attention_bias
+        self.q_proj = nn.Linear(2 * config.hidden_size, config.num_attention_heads * self.head_dim, bias=bias)
+        self.k_proj = nn.Linear(2 * config.hidden_size, config.num_key_value_heads * self.head_dim, bias=bias)
+        self.v_proj = nn.Linear(2 * config.hidden_size, config.num_key_value_heads * self.head_dim, bias=bias)
+        self.o_proj = nn.Linear(config.num_attention_heads * self.head_dim, config.hidden_size, bias=bias)
+
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None, write) -> Tensor:
+        """Args: x ``[1, n, 2h]``; mask bool ``[n, keys]`` or None for causal; write stores keys and values."""
+        q, k, v = (
+            proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for proj in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        q, k = apply_rotary_pos_emb(q, k, *rotary)
+        k, v = write(k, v)
+        out = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
+        return self.o_proj(out.transpose(1, 2).flatten(2))
+
+
+class DraftLayer(nn.Module):
+    """The head's decoder layer; the residual stream is the hidden state, the embedding enters through attention."""
+
+    def __init__(self, config: LlamaConfig):
+        super().__init__()
+        self.self_attn = DraftAttention(config)
+        self.mlp = LlamaMLP(config)
+        self.input_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.hidden_norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+
+    def forward(self, embeds: Tensor, hidden: Tensor, rotary, mask, write) -> Tensor:
+        x = torch.cat((self.input_layernorm(embeds), self.hidden_norm(hidden)), -1)
+        hidden = hidden + self.self_attn(x, rotary, mask, write)
+        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+
+
+class DraftModel(nn.Module):
+    """The EAGLE-3 draft network.
+
+    Args:
+        config: the head's config.
+        target_hidden: width of the target's hidden states.
+        taps: target layers whose entering hidden states are the features.
+        own_embedding: whether the head brings its own token embedding.
+    """
+
+    def __init__(self, config: LlamaConfig, target_hidden: int, taps: list[int], own_embedding: bool = False):
+        super().__init__()
+        self.config, self.taps = config, taps
+        h, draft_vocab = config.hidden_size, config.draft_vocab_size
+        self.fc = nn.Linear(len(taps) * target_hidden, h, bias=False)
+        self.midlayer = DraftLayer(config)
+        self.norm = LlamaRMSNorm(h, eps=config.rms_norm_eps)
+        self.lm_head = nn.Linear(h, draft_vocab, bias=False)
+        self.rotary = LlamaRotaryEmbedding(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, h) if own_embedding else None
+        self.reduced = draft_vocab != config.vocab_size
+        if self.reduced:
+            self.register_buffer("d2t", torch.zeros(draft_vocab, dtype=torch.long))
+            self.register_buffer("t2d", torch.zeros(config.vocab_size, dtype=torch.bool))
+
+    def target_ids(self) -> Tensor | None:
+        """int64 ``[draft_vocab]`` target id of each draft id; None where the vocabularies agree."""
+        return torch.arange(self.d2t.numel(), device=self.d2t.device) + self.d2t if self.reduced else None
+
+    def fuse(self, features: Tensor) -> Tensor:
+        """The target's features ``[n, taps * h_target]`` as a hidden state ``[n, h]``."""
+        return self.fc(features)
+
+    def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, mask: Tensor | None, write, embedding) -> Tensor:
+        """Hidden states ``[n, h]`` (before ``norm``) after ``tokens`` ``[n]`` joined to ``hidden`` ``[n, h]``.
+
+        Args:
+            positions: int64 ``[n]`` rotary positions.
+            mask: bool ``[n, keys]``; None is causal from an empty cache.
+            write: stores keys and values ``[1, heads, n, head_dim]`` and returns all that is to be attended.
+            embedding: the target's token embedding, used where the head has none.
+        """
+        embed = embedding if self.embed_tokens is None else self.embed_tokens
+        embeds = embed(tokens).to(hidden.device, hidden.dtype)[None]
+        rotary = self.rotary(embeds, positions[None])
+        return self.midlayer(embeds, hidden[None], rotary, mask, write)[0]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Draft logits ``[n, draft_vocab]`` of hidden states ``[n, h]``."""
+        return self.lm_head(self.norm(hidden))
+
+
+class DraftState:
+    """The head's memory in one request: committed positions, and behind them the rows of the tree being grown.
+
+    Committed position t holds (token t+1, the target's true features of t); nothing approximate stays
+    after a cycle. Rows of the tree overwrite each other from cycle to cycle.
+
+    Args:
+        embedding: the target's token embedding.
+        capacity: positions, the tree's rows included.
+    """
+
+    def __init__(self, model: DraftModel, embedding: nn.Module, capacity: int):
+        self.model, self.embedding = model, embedding
+        weight = model.fc.weight
+        heads, head_dim = model.config.num_key_value_heads, model.config.head_dim
+        self.buffer = KVBuffer(1, heads, head_dim, capacity, weight.dtype, weight.device)
+        self.hidden = None  # [F, h] of the newest rows: the last committed position, then the newest tree level
+        self.seen = None  # bool [F, rows]: which tree rows each of the newest rows sees
+
+    def commit(self, tokens: Tensor, features: Tensor) -> Tensor:
+        """Add committed positions; returns the draft logits ``[draft_vocab]`` after the last of them.
+
+        Args:
+            tokens: int64 ``[n]``, one position ahead of the features: position t gets token t+1.
+            features: ``[n, taps * h_target]`` from the target.
+        """
+        start, count = self.buffer.length, tokens.numel()
+        positions = torch.arange(start, start + count, device=tokens.device)
+        mask = None
+        if start:
+            mask = torch.arange(start + count, device=tokens.device) <= positions[:, None]
+        hidden = self._forward(tokens, self.model.fuse(features.to(self.model.fc.weight.dtype)), positions, mask, 0)
+        self.buffer.advance(count)
+        self.hidden = hidden[-1:]
+        self.seen = torch.zeros(1, 0, dtype=torch.bool, device=tokens.device)
+        return self.model.logits(self.hidden)[0]
+
+    def expand(self, tokens: Tensor, parent_ranks: Tensor, level: int) -> Tensor:
+        """Draft logits ``[F, draft_vocab]`` after tree nodes (see ``rheo.tree.Expand``)."""
+        if level == 1:
+            parent_ranks = torch.zeros_like(parent_ranks)  # all children of the root
+        itself = torch.eye(tokens.numel(), dtype=torch.bool, device=tokens.device)
+        row = self.seen.shape[1]
+        self.seen = torch.cat((self.seen[parent_ranks], itself), 1)
+        committed = torch.ones(tokens.numel(), self.buffer.length, dtype=torch.bool, device=tokens.device)
+        positions = torch.full_like(tokens, self.buffer.length + level - 1)
+        mask = torch.cat((committed, self.seen), 1)
+        self.hidden = self._forward(tokens, self.hidden[parent_ranks], positions, mask, row)
+        return self.model.logits(self.hidden)
+
+    def _forward(self, tokens, hidden, positions, mask, offset) -> Tensor:
+        def write(keys, values):
+            return self.buffer.write(0, keys, values, offset)
+
+        return self.model(tokens, hidden, positions, mask, write, self.embedding)
+
+
+def load_draft(path: str, target_hidden: int, target_vocab: int, n_layers: int) -> DraftModel:
+    """Load an EAGLE-3 head from a folder or a Hub id, strictly.
+
+    Raises:
+        ValueError: listing missing, unexpected and misshapen weights, or naming what is wrong with the
+            config, the feature layers or the vocabulary mapping.
+        FileNotFoundError: where the folder lacks a config or weights.
+    """
+    folder = resolve_local(path) or Path(snapshot_download(path, allow_patterns=["config.json", *WEIGHT_FILES]))
+    raw, weights = read_config(folder), read_weights(folder)
+    config = head_config(raw)
+    if config.vocab_size != target_vocab:
+        raise ValueError(f"the head in {path} is for a vocabulary of {config.vocab_size}, the target has {target_vocab}")
+    taps = feature_layers(raw, n_layers)
+    own_embedding = "embed_tokens.weight" in weights
+    if not own_embedding and config.hidden_size != target_hidden:
+        raise ValueError(
+            f"the head in {path} has no embed_tokens.weight, and the target's embedding is {target_hidden} wide "
+            f"where the head needs {config.hidden_size}"
+        )
+    with torch.device("meta"):
+        model = DraftModel(config, target_hidden, taps, own_embedding)
+    if not model.reduced:
+        # With equal vocabularies the mapping is the identity; some heads store it all the same.
+        if weights.pop("d2t", torch.zeros(1)).any():
+            raise ValueError(f"the head in {path} maps ids by d2t although its vocabulary is the target's")
+        weights.pop("t2d", None)
+    check_keys(model, weights, path)
+    if model.reduced:
+        check_mapping(weights["d2t"], weights["t2d"], target_vocab, path)
+    model.load_state_dict(weights, strict=True, assign=True)
+    model.rotary = LlamaRotaryEmbedding(config)  # its buffers are computed, not loaded
+    return model.eval()
+
+
+def read_config(folder: Path) -> dict:
+    """The head's ``config.json``."""
+    if not (folder / "config.json").is_file():
+        raise FileNotFoundError(f"{folder} holds no config.json: it is not an EAGLE-3 head")
+    return json.loads((folder / "config.json").read_text())
+
+
+def read_weights(folder: Path) -> dict[str, Tensor]:
+    """The head's weights, from safetensors or from a pickle that may hold tensors only."""
+    for name in WEIGHT_FILES:
+        if (folder / name).is_file():
+            if name.endswith(".safetensors"):
+                return load_file(folder / name)
+            return torch.load(folder / name, map_location="cpu", weights_only=True)
+    raise FileNotFoundError(f"{folder} holds neither {' nor '.join(WEIGHT_FILES)}: it is not an EAGLE-3 head")
+
+
+def head_config(raw: dict) -> LlamaConfig:
+    """The head's config as a ``LlamaConfig``; rope_theta may be absent, top-level or nested."""
+    rope = dict(raw.get("rope_parameters") or raw.get("rope_scaling") or {})
+    rope.setdefault("rope_type", rope.pop("type", "default"))
+    rope["rope_theta"] = float(raw.get("rope_theta") or rope.get("rope_theta") or 10000.0)
+    names = (
+        "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "rms_norm_eps",
+        "vocab_size", "max_position_embeddings", "hidden_act", "attention_bias", "mlp_bias",
+    )
+    kept = {name: raw[name] for name in names if raw.get(name) is not None}
+    return LlamaConfig(
+        **kept, num_hidden_layers=1, rope_parameters=rope, draft_vocab_size=raw.get("draft_vocab_size") or raw["vocab_size"]
+    )
+
+
+def feature_layers(raw: dict, n_layers: int) -> list[int]:
+    """The target layers to tap: listed in the head's config, else EAGLE-3's own."""
+    listed = raw.get("eagle_aux_hidden_state_layer_ids") or (raw.get("eagle_config") or {}).get("eagle_aux_hidden_state_layer_ids")
+    if not listed:
+        return default_taps(n_layers)
+    wrong = [i for i in listed if not 0 <= i < n_layers]
+    if wrong or len(set(listed)) != len(listed):
+        raise ValueError(f"the head's config lists feature layers {listed}; the target has layers 0..{n_layers - 1}, each once")
+    return list(listed)
+
+
+def check_keys(model: DraftModel, weights: dict[str, Tensor], path: str) -> None:
+    """Raise a ValueError that lists missing, unexpected and misshapen weights."""
+    wanted = {name: tuple(t.shape) for name, t in model.state_dict().items()}
+    missing, unexpected = sorted(wanted.keys() - weights.keys()), sorted(weights.keys() - wanted.keys())
+    misshapen = [
+        f"{name} {tuple(weights[name].shape)} instead of {wanted[name]}"
+        for name in sorted(wanted.keys() & weights.keys())
+        if tuple(weights[name].shape) != wanted[name]
+    ]
+    if not (missing or unexpected or misshapen):
+        return
+    problem = f"the head in {path} does not fit"
+    if any(name.startswith("layers.0.") for name in unexpected):
+        problem = (
+            f"{path} holds an EAGLE-1 or EAGLE-2 head (its keys start with 'layers.0.'); only EAGLE-3 heads are "
+            "supported, use the EAGLE-3 head of this target"
+        )
+    for label, names in (("missing", missing), ("unexpected", unexpected), ("wrong shape", misshapen)):
+        if names:
+            problem += f"\n  {label}: {', '.join(names)}"
+    raise ValueError(problem)
+
+
+def check_mapping(d2t: Tensor, t2d: Tensor, vocab: int, path: str) -> None:
+    """Raise a ValueError unless d2t (offsets) maps draft ids to distinct target ids, those that t2d marks."""
+    ids = torch.arange(d2t.numel()) + d2t
+    outside = ids[(ids < 0) | (ids >= vocab)]
+    if not d2t.any():
+        raise ValueError(f"d2t of the head in {path} is all zeros: the mapping of its reduced vocabulary was not saved")
+    if outside.numel():
+        raise ValueError(f"d2t of the head in {path} points outside the vocabulary 0..{vocab - 1}: {outside[:5].tolist()}")
+    values, counts = ids.unique(return_counts=True)
+    if (counts > 1).any():
+        raise ValueError(f"d2t of the head in {path} maps several draft ids to the target ids {values[counts > 1][:5].tolist()}")
+    if not torch.equal(values, t2d.nonzero()[:, 0]):
+        raise ValueError(f"t2d of the head in {path} does not mark the target ids that d2t maps to")

@@ -1,0 +1,189 @@
+"""``EaModel``: a target and its EAGLE-3 head behind EAGLE's calls."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from eagle.model.decoding import DecodingOptions, Generation, decode
+from eagle.model.demo import DEMO_NAME, demo_head_path, demo_target_path
+from eagle.model.draft import DraftModel, load_draft
+from eagle.model.law import SamplingOptions
+from eagle.model.stops import stop_token_ids
+from eagle.model.target import TargetModel, load_causal_lm
+from eagle.model.tree_size import choose_total_token
+
+
+class EaModel:
+    """EAGLE-3 speculative decoding of one target with one head.
+
+    Args:
+        base_model: a causal language model of transformers.
+        draft: its EAGLE-3 head; None allows plain decoding only.
+        tokenizer: kept for callers and for the chat template's end-of-turn token.
+        total_token, depth, top_k: size of the draft tree, as in EAGLE; ``total_token=-1`` measures and chooses.
+    """
+
+    def __init__(
+        self,
+        base_model: PreTrainedModel,
+        draft: DraftModel | None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        total_token: int = 60,
+        depth: int = 7,
+        top_k: int = 10,
+    ):
+        self.base_model, self.draft, self.tokenizer = base_model, draft, tokenizer
+        self.target = TargetModel(base_model)
+        self.stop_ids = stop_token_ids(base_model, tokenizer)
+        if total_token == -1:
+            total_token = choose_total_token(self.target)
+        self.tree_defaults = {"total_token": total_token, "depth": depth, "top_k": top_k}
+        DecodingOptions(**self.tree_defaults)  # checks the sizes
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        base_model_path: str | None = None,
+        ea_model_path: str | None = None,
+        total_token: int = 60,
+        depth: int = 7,
+        top_k: int = 10,
+        dtype: str | torch.dtype = "auto",
+        device_map="auto",
+        torch_dtype: str | torch.dtype | None = None,
+        use_eagle3: bool = True,
+        **kwargs,
+    ) -> "EaModel":
+        """Load a target and its head.
+
+        Args:
+            base_model_path: Hub id, folder or ``.gguf`` file; "smollm2-demo" is the demo pair.
+            ea_model_path: Hub id or folder of the EAGLE-3 head; None loads the target alone (or the demo's head).
+            dtype: "auto", "bf16", "fp16", "fp32" or a torch dtype, for both networks; ``torch_dtype`` is EAGLE's name for it.
+            device_map: as in transformers.
+            kwargs: go to the target's ``from_pretrained``.
+
+        Raises:
+            ValueError: for EAGLE-1/2 heads, a head that does not fit, or an unsupported target.
+        """
+        if not use_eagle3:
+            raise ValueError("use_eagle3=False asks for an EAGLE-1/2 head; only EAGLE-3 heads are supported")
+        if base_model_path is None:
+            raise ValueError(f"base_model_path is missing; give a Hub id, a folder, a .gguf file or {DEMO_NAME!r}")
+        if base_model_path == DEMO_NAME:
+            base_model_path, ea_model_path = demo_target_path(), ea_model_path or demo_head_path()
+        base_model = load_causal_lm(base_model_path, torch_dtype or dtype, device_map, **kwargs)
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(base_model_path)
+        except (OSError, ValueError):  # a folder of weights alone: ids in, ids out
+            tokenizer = None
+        draft = None
+        if ea_model_path is not None:
+            target = TargetModel(base_model)
+            draft = load_draft(ea_model_path, target.hidden_size, target.vocab_size, len(target.layers))
+            draft.to(device=target.devices[-1], dtype=target.dtype)
+        return cls(base_model, draft, tokenizer, total_token, depth, top_k)
+
+    def get_tokenizer(self) -> PreTrainedTokenizerBase | None:
+        """The target's tokenizer (EAGLE's name for it)."""
+        return self.tokenizer
+
+    def options(
+        self,
+        temperature: float = 0.0,
+        top_p: float = 0.0,
+        top_k: int = 0,
+        min_p: float = 0.0,
+        tree_top_k: int | None = None,
+        **kwargs,
+    ) -> DecodingOptions:
+        """The decoding options of a call: filters by their plain names, ``tree_top_k`` for the slots of a pool.
+
+        Raises:
+            ValueError: naming an argument that does not exist, or an invalid value.
+        """
+        defaults = self.tree_defaults | ({} if tree_top_k is None else {"top_k": tree_top_k})
+        known = set(DecodingOptions.__dataclass_fields__) - {"law", "top_k"}
+        unknown = sorted(kwargs.keys() - known)
+        if unknown:
+            raise ValueError(
+                f"unsupported: {', '.join(unknown)}; decoding knows temperature, top_p, top_k, min_p, {', '.join(sorted(known))}"
+            )
+        return DecodingOptions(law=SamplingOptions(temperature, top_k, top_p, min_p), **(defaults | kwargs))
+
+    def stream(self, input_ids: Tensor, options: DecodingOptions, timing: bool = False) -> Iterator[Generation]:
+        """The growing ``Generation`` after every cycle (the same object each time).
+
+        Raises:
+            ValueError: where drafting is asked for and no head is loaded, or for a prompt that cannot be decoded.
+            NonFiniteLogits: where the target's logits are NaN or infinite.
+        """
+        if options.sampling != "none" and self.draft is None:
+            raise ValueError(f"sampling {options.sampling!r} needs a head: give ea_model_path to from_pretrained")
+        return decode(self.target, self.draft, input_ids, options, self.stop_ids, timing)
+
+    def generate(self, input_ids: Tensor, options: DecodingOptions, timing: bool = False) -> Generation:
+        """The rich result of a whole request: tokens, accept lengths, slot kinds, seconds per phase, stop reason."""
+        for generation in self.stream(input_ids, options, timing):
+            pass
+        return generation
+
+    def eagenerate(
+        self,
+        input_ids: Tensor,
+        temperature: float = 0.0,
+        top_p: float = 0.0,
+        top_k: int = 0,
+        max_new_tokens: int = 512,
+        max_length: int = 2048,
+        log: bool = False,
+        is_llama3: bool = False,
+        **kwargs,
+    ):
+        """Speculative decoding; arguments as in EAGLE, further ones as in ``options``.
+
+        ``is_llama3`` is accepted and not needed: the stop set always holds the template's end-of-turn token.
+
+        Returns:
+            ids ``[1, L]``; with ``log=True`` also the number of new tokens and cycles - 1 (-1 without a cycle).
+        """
+        options = self.options(temperature, top_p, top_k, max_new_tokens=max_new_tokens, max_length=max_length, **kwargs)
+        return _as_eagle(self.generate(input_ids, options), log)
+
+    def naivegenerate(self, input_ids: Tensor, temperature: float = 0.0, top_p: float = 0.0, top_k: int = 0,
+                      max_new_tokens: int = 512, max_length: int = 2048, log: bool = False, is_llama3: bool = False, **kwargs):  # fmt: skip
+        """Plain decoding with the same cache, warpers and stop set; arguments and result as in ``eagenerate``."""
+        return self.eagenerate(
+            input_ids, temperature, top_p, top_k, max_new_tokens, max_length, log, is_llama3, sampling="none", **kwargs
+        )
+
+    def ea_generate(
+        self,
+        input_ids: Tensor,
+        temperature: float = 0.0,
+        top_p: float = 0.0,
+        top_k: int = 0,
+        max_new_tokens: int = 512,
+        max_length: int = 2048,
+        is_llama3: bool = False,
+        **kwargs,
+    ) -> Iterator[Tensor]:
+        """Streaming: ids ``[1, L]`` so far, once a cycle (and once where no cycle runs)."""
+        options = self.options(temperature, top_p, top_k, max_new_tokens=max_new_tokens, max_length=max_length, **kwargs)
+        for generation in self.stream(input_ids, options):
+            yield generation.output_ids
+
+    def naive_generate(self, input_ids: Tensor, **kwargs) -> Iterator[Tensor]:
+        """Streaming plain decoding; arguments as in ``ea_generate``."""
+        return self.ea_generate(input_ids, sampling="none", **kwargs)
+
+
+def _as_eagle(generation: Generation, log: bool):
+    if not log:
+        return generation.output_ids
+    return generation.output_ids, generation.new_tokens, generation.cycles - 1
+
+
+__all__ = ["DecodingOptions", "EaModel", "Generation", "SamplingOptions"]

@@ -1,0 +1,176 @@
+"""The target: any full-attention decoder of transformers, run with a tree mask and three tapped layers."""
+
+import inspect
+import os
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from eagle.model.cache import TargetCache
+
+DTYPES = {"auto": "auto", "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+DTYPES |= {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+
+
+@dataclass(frozen=True)
+class TargetOutput:
+    """One forward of n tokens: logits ``[n or 1, V]`` and the tapped hidden states ``[n, taps * h]``."""
+
+    logits: Tensor
+    features: Tensor
+
+
+def parse_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
+    """A dtype by name ("auto", "bf16", "fp16", "fp32" and the long names) or as it is.
+
+    Raises:
+        ValueError: for an unknown name.
+    """
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype is {dtype!r}; choose one of {', '.join(DTYPES)} or a torch.dtype")
+    return DTYPES[dtype]
+
+
+def load_causal_lm(path: str, dtype: str | torch.dtype = "auto", device_map="auto", **kwargs) -> PreTrainedModel:
+    """Load a decoder from a Hub id, a folder, or a ``.gguf`` file, with the arguments of ``from_pretrained``."""
+    if str(path).endswith(".gguf"):
+        path, kwargs["gguf_file"] = os.path.split(os.path.abspath(path))
+    # The tree mask needs an attention that takes one; sdpa is the fastest that does.
+    kwargs.setdefault("attn_implementation", "sdpa")
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=parse_dtype(dtype), device_map=device_map, **kwargs)
+    places = {str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()}
+    offloaded = places & {"cpu", "disk"}
+    if offloaded and places - offloaded:
+        warnings.warn(f"parts of {path} are offloaded to {', '.join(sorted(offloaded))}: expect slow decoding", stacklevel=2)
+    return model.eval()
+
+
+class TargetModel:
+    """Runs a causal language model over blocks of tokens, with a cache that this class owns the shape of.
+
+    Args:
+        model: a causal language model of transformers whose decoder layers are all plain full attention.
+
+    Raises:
+        ValueError: for a model of another kind, naming what is unsupported.
+    """
+
+    def __init__(self, model: PreTrainedModel):
+        self.model = model
+        self.config = model.config.get_text_config(decoder=True)
+        check_supported(model, self.config)
+        self.layers = model.get_decoder().layers
+        self.devices = [_execution_device(layer) for layer in self.layers]
+        self.embedding = model.get_input_embeddings()
+        self.device = _execution_device(self.embedding)
+        self.hidden_size = self.config.hidden_size
+        self.vocab_size = self.config.vocab_size
+        self.window = getattr(self.config, "sliding_window", None)  # None: attention over everything
+        self.dtype = model.dtype
+        # transformers 5.24 renames `past_key_values` to `cache` and warns about the old name.
+        self._cache_keyword = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+
+    def new_cache(self, capacity: int) -> TargetCache:
+        """An empty cache for ``capacity`` positions."""
+        heads = getattr(self.config, "num_key_value_heads", None) or self.config.num_attention_heads
+        head_dim = getattr(self.config, "head_dim", None) or self.hidden_size // self.config.num_attention_heads
+        return TargetCache(self.devices, heads, head_dim, capacity, self.dtype)
+
+    def prefill(self, input_ids: Tensor, cache: TargetCache, taps: list[int]) -> TargetOutput:
+        """Run a prompt ``[n]`` from an empty cache and commit it; logits ``[1, V]`` of its last token only."""
+        output = self._forward(input_ids, torch.arange(input_ids.numel(), device=self.device), None, cache, taps, 1)
+        cache.advance(input_ids.numel())
+        return output
+
+    def tree_forward(self, tokens: Tensor, levels: Tensor, mask: Tensor, cache: TargetCache, taps: list[int]) -> TargetOutput:
+        """Run a tree's nodes behind the committed tokens; nothing is committed.
+
+        Args:
+            tokens: int64 ``[N]``, the root first.
+            levels: int64 ``[N]`` distance from the root, which stands right behind the committed tokens.
+            mask: bool ``[N, N]``, which nodes each node sees.
+        """
+        bias = None
+        if tokens.numel() > 1:  # a lone root sees everything
+            bias = torch.zeros(1, 1, tokens.numel(), cache.length + tokens.numel(), dtype=self.dtype, device=self.device)
+            bias[0, 0, :, cache.length :].masked_fill_(~mask, torch.finfo(self.dtype).min)
+        return self._forward(tokens, cache.length + levels, bias, cache, taps, 0)
+
+    def _forward(self, tokens, positions, bias, cache, taps, logits_to_keep) -> TargetOutput:
+        tapped: dict[int, Tensor] = {}
+
+        def tap(index):
+            def keep_input(module, args, kwargs):
+                tapped[index] = args[0] if args else kwargs["hidden_states"]
+
+            return keep_input
+
+        # Hooks live for this forward only: the model stays as its owner made it.
+        handles = [self.layers[i].register_forward_pre_hook(tap(i), with_kwargs=True) for i in taps]
+        try:
+            output = self.model(
+                input_ids=tokens[None],
+                position_ids=positions[None],
+                attention_mask=bias,
+                use_cache=True,
+                logits_to_keep=logits_to_keep,
+                **{self._cache_keyword: cache},
+            )
+        finally:
+            for handle in handles:
+                handle.remove()
+        features = torch.cat([tapped[i][0].to(self.device) for i in taps], -1) if taps else output.logits.new_empty(0)
+        return TargetOutput(output.logits[0].to(self.device), features)
+
+
+def check_supported(model: PreTrainedModel, config) -> None:
+    """Refuse, by name, models whose layers are not all plain full attention."""
+    name = f"{type(model).__name__} (model type {config.model_type!r})"
+    if getattr(config, "is_encoder_decoder", False):
+        raise ValueError(f"unsupported: {name} is an encoder-decoder; a decoder-only model is needed")
+    if not hasattr(model.get_decoder(), "layers"):
+        raise ValueError(f"unsupported: {name} keeps its decoder layers under an unknown name")
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"}:
+        raise ValueError(f"unsupported: {name} has layers of kind {', '.join(sorted(kinds - {'full_attention'}))}")
+    stateful = [k for k in ("attn_logit_softcapping", "kv_lora_rank", "state_size", "alibi") if getattr(config, k, None)]
+    if stateful:
+        raise ValueError(f"unsupported: {name} sets {', '.join(stateful)} in its config")
+    if "logits_to_keep" not in inspect.signature(model.forward).parameters:
+        raise ValueError(f"unsupported: the forward of {name} does not take logits_to_keep")
+
+
+def _execution_device(module: torch.nn.Module) -> torch.device:
+    """Where a module computes: accelerate's hook knows it for offloaded modules, else its own weights."""
+    hook = getattr(module, "_hf_hook", None)
+    device = getattr(hook, "execution_device", None)
+    if device is None:
+        return next(module.parameters()).device
+    return torch.device(f"cuda:{device}" if isinstance(device, int) else device)
+
+
+def default_taps(n_layers: int) -> list[int]:
+    """EAGLE-3's feature layers, by the index of the layer that the hidden state enters: 2, n/2 and n-3.
+
+    Raises:
+        ValueError: where these are not three layers in rising order.
+    """
+    taps = [2, n_layers // 2, n_layers - 3]
+    if not taps[0] < taps[1] < taps[2]:
+        raise ValueError(
+            f"a target of {n_layers} layers is too small for EAGLE-3's default feature layers (it takes 7); "
+            "list the layers as eagle_aux_hidden_state_layer_ids in the head's config"
+        )
+    return taps
+
+
+def resolve_local(path: str) -> Path | None:
+    """``path`` as a local path where it exists, else None (a Hub id)."""
+    local = Path(path).expanduser()
+    return local if local.exists() else None

@@ -1,0 +1,1 @@
+"""Question sets, answer files and reports."""

@@ -1,0 +1,92 @@
+"""Answer a question set with speculative decoding: ``python -m evaluation.gen_ea_answer --help``."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from eagle.model.decoding import SAMPLINGS
+from eagle.model.ea_model import EaModel
+from evaluation.answers import Request, answer_all, describe, run_block
+from evaluation.prompts import TEMPLATES, check_template
+from evaluation.questions import load_questions, question_file
+from rheo import VERIFICATIONS
+
+
+def build_parser(drafting: bool) -> argparse.ArgumentParser:
+    """The command line; ``drafting=False`` leaves out what plain decoding does not have."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m evaluation.{'gen_ea_answer' if drafting else 'gen_baseline_answer'}",
+        description="Answer a question set with speculative decoding." if drafting else "Answer a question set with plain decoding.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--base-model-path", required=True, help="target: Hub id, folder, .gguf file, or smollm2-demo")
+    if drafting:
+        add("--ea-model-path", help="EAGLE-3 head: Hub id or folder (smollm2-demo brings its own)")
+    add("--model-id", help="label in the answer file; default: the target's name and the temperature")
+    add("--bench-name", default="mt_bench", help="name of the question set")
+    add("--question-file", type=Path, help="question file; default: the one of --bench-name")
+    add("--question-begin", type=int, help="first question, counted from 0")
+    add("--question-end", type=int, help="end of the questions, not included")
+    add("--answer-file", type=Path, help="default: answers/<bench name>/<model id>-<sampling>-seed<seed>.jsonl")
+    add("--max-new-token", type=int, default=1024, help="exact cap on new tokens a turn")
+    add("--num-choices", type=int, default=1, help="answers per question")
+    add("--temperature", type=float, default=1.0)
+    add("--filter-top-k", type=int, default=0, help="the target's top-k filter; 0 is off")
+    add("--filter-top-p", type=float, default=0.0, help="the target's nucleus; 0 is off")
+    add("--filter-min-p", type=float, default=0.0, help="the target's min-p filter; 0 is off")
+    add("--seed", type=int, default=0)
+    add("--dtype", default="auto", help="auto, bf16, fp16 or fp32")
+    add("--template", default="auto", choices=TEMPLATES, help="auto is the tokenizer's own")
+    if drafting:
+        add("--sampling", default="topk", choices=[s for s in SAMPLINGS if s != "none"])
+        add("--m", type=int, help="lead slots before the sampled one (rheo; 1 where not given)")
+        add("--support", type=int, help="draft tokens that carry q, 0 for all (rheo; 128 where not given)")
+        add("--verification", choices=VERIFICATIONS, help="(rheo; rheo where not given)")
+        add("--total-token", type=int, default=60, help="tree nodes, the root included; -1 measures and chooses")
+        add("--depth", type=int, default=7, help="expansions after the first level")
+        add("--top-k", type=int, default=10, help="slots of a pool (the tree's K)")
+        add("--use-eagle3", action="store_true", help="accepted for EAGLE's command lines; always on")
+    return parser
+
+
+def run(args: argparse.Namespace, drafting: bool) -> Path:
+    """Load, echo, answer; returns the answer file."""
+    if args.num_choices < 1:
+        raise ValueError(f"--num-choices is {args.num_choices}; it must be at least 1")
+    bench = args.bench_name if args.question_file is None else args.question_file.parent.name or args.question_file.stem
+    questions = load_questions(args.question_file or question_file(args.bench_name), args.question_begin, args.question_end)
+    tree = {name: getattr(args, name) for name in ("total_token", "depth", "top_k")} if drafting else {}
+    pool = {name: getattr(args, name) for name in ("sampling", "m", "support", "verification")} if drafting else {"sampling": "none"}
+    law = {"temperature": args.temperature, "top_k": args.filter_top_k, "top_p": args.filter_top_p, "min_p": args.filter_min_p}
+
+    print(f"Loading {args.base_model_path}", flush=True)
+    heads = {"ea_model_path": args.ea_model_path} if drafting else {}
+    model = EaModel.from_pretrained(args.base_model_path, dtype=args.dtype, **heads, **tree)
+    if model.tokenizer is None:
+        raise ValueError(f"{args.base_model_path} has no tokenizer; answering questions needs one")
+    check_template(args.template, model.tokenizer)
+    options = model.options(**law, **pool, max_new_tokens=args.max_new_token, seed=args.seed)
+    model_id = args.model_id or f"{Path(args.base_model_path).name}-temperature-{args.temperature}"
+    label = pool["sampling"] if pool["sampling"] != "rheo" else f"rheo-m{options.tree.pool.m}"
+    path = args.answer_file or Path("answers", bench, f"{model_id}-{label}-seed{args.seed}.jsonl")
+    request = Request(bench, model_id, args.template, args.num_choices, options)
+    paths = {"base_model_path": args.base_model_path, **heads}
+    print(describe(model, request, len(questions), path), flush=True)
+    answer_all(model, questions, request, path, run_block(model, request, paths))
+    print(f"Done: {path}", flush=True)
+    return path
+
+
+def main(argv: list[str] | None = None, drafting: bool = True) -> None:
+    """Entry point; bad input ends with one line, not a traceback."""
+    parser = build_parser(drafting)
+    args = parser.parse_args(argv)
+    try:
+        run(args, drafting)
+    except (ValueError, FileNotFoundError) as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

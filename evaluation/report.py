@@ -1,0 +1,165 @@
+"""Compare answer files: ``python -m evaluation.report A.jsonl B.jsonl --baseline C.jsonl``.
+
+Prints, per question set and arm, tau over all cycles, tokens per second, and the speedup over the baseline, each
+with a 95 % interval clustered by question, and writes the same as JSON. Files that differ in nothing but the
+seed are one arm.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections import defaultdict
+from dataclasses import asdict
+from pathlib import Path
+
+from evaluation.answers import read_answers
+from evaluation.statistics import Estimate, ratio, ratio_of_ratios
+
+ARM_KEYS = ("sampling", "m", "support", "verification", "normaliser", "total_token", "depth", "top_k", "temperature", "filters", "max_new_token", "dtype")  # fmt: skip
+
+
+def arm_of(record: dict) -> tuple[str, str]:
+    """(question set, all settings that tell arms apart, as JSON)."""
+    run = record.get("run") or {}
+    return run.get("bench_name", "?"), json.dumps({k: run[k] for k in ARM_KEYS if k in run} | {"model_id": record["model_id"]})
+
+
+def label_of(arm: str) -> str:
+    """A short name of an arm."""
+    run = json.loads(arm)
+    sampling = run.get("sampling")
+    if sampling is None:
+        return run["model_id"]
+    if sampling == "none":
+        return "plain"
+    tree = f" {run['total_token']}x{run['depth']}"
+    if sampling == "topk":
+        return "topk" + tree
+    extra = "" if run["verification"] == "rheo" else f" {run['verification']}"
+    extra += "" if run["support"] == 128 else f" support {run['support']}"
+    return f"rheo m={run['m']}{extra}{tree}"
+
+
+def totals(records: list[dict]) -> dict[str, dict]:
+    """Per quantity, sums by question id: accepted (+1), cycles, tokens, seconds."""
+    sums: dict[str, dict] = {name: defaultdict(float) for name in ("accepted", "cycles", "tokens", "seconds")}
+    for record in records:
+        question = record["question_id"]
+        for choice in record["choices"]:
+            lengths = [n for turn in choice.get("accept_lengths", []) for n in turn]
+            for name, value in (
+                ("accepted", sum(lengths)),
+                ("cycles", len(lengths)),
+                ("tokens", sum(choice["new_tokens"])),
+                ("seconds", sum(choice["wall_time"])),
+            ):
+                sums[name][question] += value
+    return sums
+
+
+def phase_seconds(records: list[dict]) -> dict[str, float]:
+    """Mean seconds a cycle of each phase, prefill per turn."""
+    phases, cycles, turns = defaultdict(float), 0, 0
+    for record in records:
+        for choice in record["choices"]:
+            cycles += sum(map(len, choice.get("accept_lengths", [])))
+            for turn in choice.get("seconds", []):
+                turns += 1
+                for phase, seconds in turn.items():
+                    phases[phase] += seconds
+    return {p: s / max(turns if p == "prefill" else cycles, 1) for p, s in phases.items()}
+
+
+def build_report(files: list[Path], baseline: list[Path]) -> list[dict]:
+    """One row per question set and arm.
+
+    Raises:
+        ValueError: where the baseline lacks a question set or questions of a run.
+    """
+    arms: dict[tuple[str, str], list[dict]] = defaultdict(list)
+    for record in read_answers(files):
+        arms[arm_of(record)].append(record)
+    base: dict[str, list[dict]] = defaultdict(list)
+    for record in read_answers(baseline):
+        base[arm_of(record)[0]].append(record)
+
+    rows = []
+    for (bench, arm), records in arms.items():
+        run = totals(records)
+        speedup = None
+        if baseline:
+            if bench not in base:
+                raise ValueError(f"the baseline has no answers to {bench!r}; it has {', '.join(sorted(base)) or 'none'}")
+            plain = totals(base[bench])
+            lacking = sorted(map(str, run["tokens"].keys() - plain["tokens"].keys()))
+            if lacking:
+                raise ValueError(f"the baseline lacks {len(lacking)} questions of {bench!r}: {', '.join(lacking[:10])}")
+            speedup = ratio_of_ratios(run["tokens"], run["seconds"], plain["tokens"], plain["seconds"])
+        rows.append({
+            "bench": bench,
+            "arm": label_of(arm),
+            "settings": json.loads(arm),
+            "seeds": sorted({(r.get("run") or {}).get("seed", 0) for r in records}),
+            "cycles": int(sum(run["cycles"].values())),
+            "new_tokens": int(sum(run["tokens"].values())),
+            "tau": ratio(run["accepted"], run["cycles"]),
+            "tokens_per_sec": ratio(run["tokens"], run["seconds"]),
+            "speedup": speedup,
+            "phase_sec": phase_seconds(records),
+        })  # fmt: skip
+    return rows
+
+
+def show(estimate: Estimate | None) -> str:
+    """``value [low, high]``, or a dash where there is nothing to estimate."""
+    if estimate is None:
+        return "-"
+    if estimate.low is None:
+        return f"{estimate.value:.2f}"
+    return f"{estimate.value:.2f} [{estimate.low:.2f}, {estimate.high:.2f}]"
+
+
+def render(rows: list[dict]) -> str:
+    """The rows as a Markdown table with aligned columns."""
+    head = ["bench", "arm", "questions", "seeds", "tau [95 %]", "tokens/s [95 %]", "speedup [95 %]"]
+    body = [
+        [r["bench"], r["arm"], str(r["tokens_per_sec"].questions if r["tokens_per_sec"] else 0), str(len(r["seeds"]))]
+        + [show(r[k]) for k in ("tau", "tokens_per_sec", "speedup")]
+        for r in rows
+    ]
+    widths = [max(len(line[i]) for line in [head, *body]) for i in range(len(head))]
+    lines = [" | ".join(cell.ljust(w) for cell, w in zip(line, widths)) for line in [head, ["-" * w for w in widths], *body]]
+    return "\n".join(f"| {line} |" for line in lines)
+
+
+def write_json(rows: list[dict], path: Path) -> None:
+    """Write the rows, all or nothing."""
+    def plain(value):
+        return asdict(value)
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    scratch = path.with_name(path.name + ".part")
+    scratch.write_text(json.dumps(rows, default=plain, indent=1) + "\n", encoding="utf-8")
+    os.replace(scratch, path)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point; bad input ends with one line, not a traceback."""
+    parser = argparse.ArgumentParser(prog="python -m evaluation.report", description=__doc__.split("\n")[0])
+    parser.add_argument("answers", type=Path, nargs="+", help="answer files of the runs to report")
+    parser.add_argument("--baseline", type=Path, nargs="+", default=[], help="answer files of plain decoding")
+    parser.add_argument("--output", type=Path, help="JSON file; default: report.json beside the first answer file")
+    args = parser.parse_args(argv)
+    try:
+        rows = build_report(args.answers, args.baseline)
+    except (ValueError, FileNotFoundError) as error:
+        sys.exit(f"error: {error}")
+    output = args.output or args.answers[0].with_name("report.json")
+    print(render(rows))
+    write_json(rows, output)
+    print(f"tau: accepted + 1 a cycle, over all cycles. Intervals: 95 %, clustered by question. The same as JSON: {output}")
+
+
+if __name__ == "__main__":
+    main()
