@@ -40,8 +40,8 @@ class TreeOptions:
 class Tree:
     """A draft tree of N nodes in level order; node 0 is the root, the last committed token.
 
-    N is fixed by the options, so that shapes are static; where fewer candidates exist, the last nodes
-    are padding (``valid`` False): they see only themselves and nobody's verification reaches them.
+    N is fixed by the options, so that shapes are static; where fewer candidates exist, some nodes are
+    padding (``valid`` False): they see only themselves and verification never reaches them.
 
     Attributes:
         tokens: int64 ``[N]`` ids in the target vocabulary.

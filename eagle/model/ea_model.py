@@ -83,7 +83,7 @@ class EaModel:
         if ea_model_path is not None:
             target = TargetModel(base_model)
             draft = load_draft(ea_model_path, target.hidden_size, target.vocab_size, len(target.layers))
-            draft.to(device=target.devices[-1], dtype=target.dtype)
+            draft.to(device=target.device, dtype=target.dtype)
         return cls(base_model, draft, tokenizer, total_token, depth, top_k)
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase | None:

@@ -1,0 +1,228 @@
+"""The loop and the calls: caps, stops, seeds, streaming, results."""
+
+import pytest
+import torch
+from tiny import PROMPT, tiny_head, tiny_pair, tiny_target
+
+import eagle.model.decoding as decoding
+from eagle.model.decoding import DecodingOptions, NonFiniteLogits
+from eagle.model.ea_model import EaModel
+from eagle.model.stops import stop_token_ids
+from rheo import Verdict
+
+EVERY_SAMPLING = [{"sampling": "none"}, {"sampling": "topk"}, {"sampling": "rheo", "m": 0}, {"sampling": "rheo", "verification": "rrsw"}]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny_pair()
+
+
+@pytest.mark.parametrize("kwargs", EVERY_SAMPLING)
+@pytest.mark.parametrize("cap", [0, 1, 2, 7, 23])
+def test_cap_on_new_tokens_is_exact(model, cap, kwargs):
+    ids, new_token, idx = model.eagenerate(PROMPT, temperature=1.0, max_new_tokens=cap, log=True, **kwargs)
+    assert ids.shape == (1, PROMPT.numel() + cap) and new_token == cap
+    assert (idx == -1) == (cap < 2)
+
+
+def test_max_length_counts_the_prompt_and_a_longer_prompt_is_an_error(model):
+    assert model.eagenerate(PROMPT, max_length=10).shape[1] == 10
+    assert model.eagenerate(PROMPT, max_length=6).shape[1] == 6
+    with pytest.raises(ValueError, match="prompt has 6 tokens and max_length is 5"):
+        model.eagenerate(PROMPT, max_length=5)
+
+
+@pytest.mark.parametrize("kwargs", EVERY_SAMPLING)
+def test_output_ends_at_the_first_stop_token_also_inside_a_block(model, kwargs):
+    free = model.generate(PROMPT, model.options(temperature=1.0, max_new_tokens=40, seed=3, **kwargs))
+    new = free.output_ids[0, PROMPT.numel() :].tolist()
+    for stop in set(new):
+        position = new.index(stop)
+        result = model.generate(PROMPT, model.options(temperature=1.0, max_new_tokens=40, seed=3, stop_token_ids=(stop,), **kwargs))
+        assert result.output_ids[0, PROMPT.numel() :].tolist() == new[: position + 1]
+        assert result.new_tokens == position + 1 and result.stop_reason == "stop"
+
+
+def scripted(monkeypatch, model, blocks):
+    """Let verification emit the given blocks of tokens, whatever the tree."""
+    rounds = iter(blocks)
+
+    def fake(tree, law, draws, verification):
+        block = next(rounds)
+        steps = tree.max_levels + 1
+        tokens = torch.tensor(block + [0] * (steps - len(block)))
+        path = torch.arange(steps).clamp_max(tree.tokens.numel() - 1)
+        return Verdict(path, tokens, torch.tensor(len(block)), torch.tensor(True))
+
+    monkeypatch.setattr(decoding, "verify", fake)
+    return model
+
+
+def test_stop_token_second_in_a_block_of_four_ends_there(monkeypatch):
+    model = scripted(monkeypatch, tiny_pair(depth=3), [[4, 9, 5, 6]])
+    result = model.generate(PROMPT, model.options(max_new_tokens=30, stop_token_ids=(9,)))
+    assert result.output_ids[0, -2:].tolist() == [4, 9]
+    assert result.new_tokens == 3  # the prefill's token, then two of the block
+    assert result.accept_lengths == [4]  # what verification accepted
+
+
+@pytest.mark.parametrize("cap, stop, reason, kept", [(3, 9, "stop", [4, 9]), (2, 9, "length", [4]), (3, 5, "length", [4, 9])])
+def test_cap_and_stop_in_one_block_whichever_comes_first_decides(monkeypatch, cap, stop, reason, kept):
+    model = scripted(monkeypatch, tiny_pair(depth=3), [[4, 9, 5, 6]])
+    result = model.generate(PROMPT, model.options(max_new_tokens=cap, stop_token_ids=(stop,)))
+    assert result.stop_reason == reason and result.output_ids[0, PROMPT.numel() + 1 :].tolist() == kept
+
+
+def test_cycles_that_accept_3_0_2_give_tau_8_over_3_and_idx_2(monkeypatch):
+    model = scripted(monkeypatch, tiny_pair(depth=3), [[1, 2, 3, 4], [5], [6, 7, 8]])
+    result = model.generate(PROMPT, model.options(max_new_tokens=9))
+    assert result.accept_lengths == [4, 1, 3] and result.cycles - 1 == 2
+    assert sum(result.accept_lengths) / result.cycles == pytest.approx(8 / 3)
+
+
+def test_rejected_stop_token_does_not_end_the_text(monkeypatch):
+    model = tiny_pair(total_token=8, depth=1)
+    plain = model.naivegenerate(PROMPT, max_new_tokens=30)
+    stop = next(token for token in range(32) if token not in plain[0, PROMPT.numel() :].tolist())
+    logits = model.draft.logits
+    bonus = torch.nn.functional.one_hot(torch.tensor(stop), 32) * 100.0  # every pool leads with the stop token
+    monkeypatch.setattr(model.draft, "logits", lambda hidden: logits(hidden) + bonus)
+    assert model.eagenerate(PROMPT, max_new_tokens=30, stop_token_ids=(stop,)).tolist() == plain.tolist()
+
+
+def test_stop_set_joins_generation_config_and_template():
+    from test_evaluation import tiny_tokenizer
+
+    target = tiny_target()
+    target.generation_config.eos_token_id = [3, 7]
+    tokenizer = tiny_tokenizer()
+    assert stop_token_ids(target, None) == {3, 7}
+    assert stop_token_ids(target, tokenizer) == {3, 7, tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<|end|>")}
+
+
+@pytest.mark.parametrize("kwargs", EVERY_SAMPLING)
+def test_law9_same_seed_same_tokens_and_20_seeds_give_more_than_one_output(model, kwargs):
+    def run(seed):
+        return tuple(model.eagenerate(PROMPT, temperature=1.0, max_new_tokens=12, seed=seed, **kwargs)[0].tolist())
+
+    first = run(7)
+    torch.manual_seed(123)  # global generators have no say
+    assert run(7) == first
+    assert len({run(seed) for seed in range(20)}) > 1
+
+
+def test_law10_a_second_request_equals_the_first_of_a_fresh_object():
+    used, fresh = tiny_pair(), tiny_pair()
+    long_prompt = torch.randint(32, (1, 60), generator=torch.Generator().manual_seed(0))
+    for kwargs in EVERY_SAMPLING:
+        used.eagenerate(long_prompt, temperature=1.0, max_new_tokens=30, **kwargs)
+        again = used.eagenerate(PROMPT, temperature=1.0, max_new_tokens=20, seed=1, **kwargs)
+        assert again.tolist() == fresh.eagenerate(PROMPT, temperature=1.0, max_new_tokens=20, seed=1, **kwargs).tolist()
+
+
+def test_law11_a_random_head_or_one_beyond_its_positions_costs_tau_not_correctness():
+    target = tiny_target()
+    for head in (tiny_head(target, seed=9), tiny_head(target, seed=9, max_position_embeddings=8)):
+        model = EaModel(target, head, total_token=8, depth=2, top_k=3)
+        result = model.generate(PROMPT, model.options(max_new_tokens=40, sampling="rheo"))
+        assert result.output_ids.tolist() == model.naivegenerate(PROMPT, max_new_tokens=40).tolist()
+        assert sum(result.accept_lengths) / result.cycles < 2
+
+
+def test_law11_a_head_that_emits_nan_costs_tau_not_correctness():
+    target = tiny_target()
+    head = tiny_head(target)
+    head.lm_head.weight.data[3] = torch.nan
+    head.lm_head.weight.data[4] = torch.inf
+    model = EaModel(target, head, total_token=8, depth=2, top_k=3)
+    for kwargs in EVERY_SAMPLING:
+        assert model.eagenerate(PROMPT, max_new_tokens=20, **kwargs).tolist() == model.naivegenerate(PROMPT, max_new_tokens=20).tolist()
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+@pytest.mark.parametrize("kwargs", EVERY_SAMPLING)
+def test_law7_non_finite_target_logits_stop_with_an_error_that_names_the_dtype(value, kwargs):
+    model = tiny_pair()
+    forward, calls = model.base_model.forward, []
+
+    def poisoned(*args, **kw):
+        output = forward(*args, **kw)
+        calls.append(1)
+        if len(calls) == 3:
+            output.logits[..., 5] = value
+        return output
+
+    poisoned.__signature__ = __import__("inspect").signature(forward)
+    model.base_model.forward = poisoned
+    seen = []
+    with pytest.raises(NonFiniteLogits, match="float32.*bf16"):
+        for generation in model.stream(PROMPT, model.options(temperature=1.0, max_new_tokens=50, **kwargs)):
+            seen.append(generation.new_tokens)
+    assert len(seen) == 1  # one whole cycle, and nothing of the poisoned one
+
+
+def test_streaming_yields_once_a_cycle_and_ends_with_the_whole(model):
+    kwargs = {"temperature": 1.0, "max_new_tokens": 25, "sampling": "rheo", "seed": 2}
+    whole, _, idx = model.eagenerate(PROMPT, log=True, **kwargs)
+    parts = list(model.ea_generate(PROMPT, **kwargs))
+    assert len(parts) == idx + 1
+    for before, after in zip(parts, parts[1:]):
+        assert after[0, : before.shape[1]].tolist() == before[0].tolist() and after.shape[1] > before.shape[1]
+    assert parts[-1].tolist() == whole.tolist()
+    assert [p.tolist() for p in model.ea_generate(PROMPT, max_new_tokens=0)] == [PROMPT.tolist()]
+    assert list(model.naive_generate(PROMPT, max_new_tokens=5))[-1].tolist() == model.naivegenerate(PROMPT, max_new_tokens=5).tolist()
+
+
+def test_the_rich_result_adds_up(model):
+    result = model.generate(PROMPT, model.options(temperature=1.0, max_new_tokens=40, sampling="rheo"))
+    assert 1 + sum(result.accept_lengths) >= result.new_tokens == 40
+    assert [len(kinds) + 1 for kinds in result.accepted_kinds] == result.accept_lengths
+    assert {kind for kinds in result.accepted_kinds for kind in kinds} <= {"lead", "sampled", "fill"}
+    assert set(result.seconds) == {"prefill", "draft", "verify", "commit"}
+
+
+@pytest.mark.parametrize(
+    "kwargs, message",
+    [
+        ({"m": 1}, "m=1 belongs to sampling 'rheo'"),
+        ({"support": 8}, "support=8 belongs to"),
+        ({"verification": "rrsw"}, "verification='rrsw' belongs to"),
+        ({"sampling": "beam"}, "sampling is 'beam'; choose one of topk, rheo"),
+        ({"sampling": "rheo", "m": 4}, "m is 4; with top_k 4 it must lie in 0..3"),
+        ({"sampling": "rheo", "m": -1}, "m is -1"),
+        ({"sampling": "rheo", "support": -2}, "support is -2"),
+        ({"sampling": "rheo", "verification": "x"}, "verification is 'x'; choose one of rheo, rrsw"),
+        ({"temperature": -0.5}, "temperature is -0.5"),
+        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"top_p": 1.5}, "top_p is 1.5"),
+        ({"top_k": -3}, "top_k .filter. is -3"),
+        ({"total_token": 1}, "total_token is 1"),
+        ({"depth": -1}, "depth is -1"),
+        ({"max_new_tokens": -1}, "max_new_tokens is -1"),
+        ({"repetition_penalty": 1.2}, "unsupported: repetition_penalty"),
+    ],
+)
+def test_bad_options_are_errors_that_quote_the_value(model, kwargs, message):
+    with pytest.raises(ValueError, match=message):
+        model.eagenerate(PROMPT, **kwargs)
+
+
+def test_bad_prompts_are_errors(model):
+    for prompt, message in (
+        (torch.zeros(2, 3, dtype=torch.long), "batch of 2"),
+        (torch.zeros(1, 0, dtype=torch.long), "empty"),
+        (torch.tensor([[32]]), "outside the target's vocabulary 0..31"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model.eagenerate(prompt)
+
+
+def test_auto_tree_size_works_on_a_cpu():
+    assert 8 <= tiny_pair(total_token=-1).tree_defaults["total_token"] <= 60
+
+
+def test_defaults_are_the_papers_tree():
+    options = DecodingOptions(sampling="rheo")
+    assert (options.total_token, options.depth, options.top_k) == (60, 7, 10)
+    assert (options.tree.pool.m, options.tree.pool.support) == (1, 128)

@@ -1,0 +1,118 @@
+"""The target behind its cache and tree mask equals the target run plainly."""
+
+import warnings
+
+import pytest
+import torch
+from tiny import FAMILIES, PROMPT, tiny_head, tiny_pair, tiny_target
+from transformers import GPT2Config, GPT2LMHeadModel
+
+from eagle.model.ea_model import EaModel
+from eagle.model.target import TargetModel, default_taps
+
+# A branching tree of 7 nodes: parents, and each node's path from the root.
+TOKENS = torch.tensor([5, 7, 9, 11, 2, 3, 4])
+PARENTS = [0, 0, 0, 1, 1, 2, 3]
+
+
+def tree_inputs():
+    mask = torch.eye(7, dtype=torch.bool)
+    levels = torch.zeros(7, dtype=torch.long)
+    paths = [[0]]
+    for node in range(1, 7):
+        mask[node] |= mask[PARENTS[node]]
+        levels[node] = levels[PARENTS[node]] + 1
+        paths.append([*paths[PARENTS[node]], node])
+    return levels, mask, paths
+
+
+@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_tree_forward_of_every_path_equals_the_sequential_forward(family, implementation):
+    model = tiny_target(family, attn_implementation=implementation)
+    target = TargetModel(model)
+    levels, mask, paths = tree_inputs()
+    with torch.inference_mode():
+        cache = target.new_cache(32)
+        target.prefill(PROMPT[0], cache, [1])
+        output = target.tree_forward(TOKENS, levels, mask, cache, [0, 2])
+        for node, path in enumerate(paths):
+            sequence = torch.cat((PROMPT[0], TOKENS[path]))[None]
+            plain = model(sequence, output_hidden_states=True)
+            torch.testing.assert_close(output.logits[node], plain.logits[0, -1], atol=1e-4, rtol=0)
+            features = torch.cat([plain.hidden_states[i][0, -1] for i in (0, 2)])
+            torch.testing.assert_close(output.features[node], features, atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_cache_keeps_the_accepted_path_and_forgets_the_rest(family):
+    model = tiny_target(family)
+    target = TargetModel(model)
+    levels, mask, _ = tree_inputs()
+    with torch.inference_mode():
+        cache = target.new_cache(32)
+        target.prefill(PROMPT[0], cache, [])
+        target.tree_forward(TOKENS, levels, mask, cache, [])
+        cache.keep(torch.tensor([0, 1, 3]))
+        assert cache.length == PROMPT.numel() + 3
+        lone = torch.tensor([8])
+        output = target.tree_forward(lone, lone * 0, torch.ones(1, 1, dtype=torch.bool), cache, [])
+        sequence = torch.cat((PROMPT[0], TOKENS[[0, 1, 3]], lone))[None]
+        torch.testing.assert_close(output.logits[0], model(sequence).logits[0, -1], atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_output_equals_generate_and_plain_decoding(family):
+    target = tiny_target(family, seed=3)
+    model = EaModel(target, tiny_head(target), total_token=12, depth=2, top_k=4)
+    expected = target.generate(PROMPT, attention_mask=torch.ones_like(PROMPT), do_sample=False, max_new_tokens=40, pad_token_id=0)
+    for options in ({"sampling": "topk"}, {"sampling": "rheo", "m": 0}, {"sampling": "rheo", "m": 1}, {"sampling": "none"}):
+        ids = model.eagenerate(PROMPT, temperature=0.0, max_new_tokens=40, **options)
+        assert ids.tolist() == expected.tolist(), options
+
+
+def test_forward_passes_the_cache_without_a_deprecation_warning():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tiny_pair().eagenerate(PROMPT, max_new_tokens=8)
+
+
+def test_hooks_are_gone_after_a_request():
+    model = tiny_pair()
+    model.eagenerate(PROMPT, max_new_tokens=8)
+    assert not any(layer._forward_pre_hooks for layer in model.base_model.model.layers)
+
+
+def test_unsupported_targets_are_refused_by_name():
+    with pytest.raises(ValueError, match="GPT2LMHeadModel"):
+        TargetModel(GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=8)))
+    sliding = tiny_target("qwen3", use_sliding_window=True, sliding_window=8, max_window_layers=0)
+    with pytest.raises(ValueError, match="sliding_attention"):
+        TargetModel(sliding)
+
+
+def test_mistral_within_its_window_decodes_and_beyond_it_is_refused():
+    target = tiny_target("mistral", sliding_window=16)
+    model = EaModel(target, tiny_head(target), total_token=8, depth=1, top_k=3)
+    expected = target.generate(PROMPT, attention_mask=torch.ones_like(PROMPT), do_sample=False, max_new_tokens=10, pad_token_id=0)
+    assert model.eagenerate(PROMPT, max_new_tokens=10).tolist() == expected.tolist()
+    with pytest.raises(ValueError, match="attends to 16 tokens"):
+        model.eagenerate(PROMPT, max_new_tokens=11)
+
+
+def test_default_feature_layers_are_those_of_eagle3_and_small_targets_are_an_error():
+    assert default_taps(32) == [2, 16, 29] and default_taps(30) == [2, 15, 27]
+    with pytest.raises(ValueError, match="6 layers is too small"):
+        default_taps(6)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_layers_on_two_devices_give_the_same_ids():
+    one = tiny_pair()
+    expected = one.eagenerate(PROMPT, max_new_tokens=30)
+    from accelerate import dispatch_model
+
+    places = {"model.embed_tokens": 0, "model.rotary_emb": 0, "model.norm": 1, "lm_head": 1}
+    places |= {f"model.layers.{i}": int(i > 1) for i in range(4)}
+    two = EaModel(dispatch_model(one.base_model, places), one.draft.to("cuda:0"), total_token=12, depth=2, top_k=4)
+    assert two.eagenerate(PROMPT, max_new_tokens=30).tolist() == expected.tolist()

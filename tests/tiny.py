@@ -1,0 +1,95 @@
+"""Tiny targets and heads with random weights, made in memory or on disk."""
+
+import json
+
+import torch
+from safetensors.torch import save_file
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
+from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from eagle.model.draft import DraftModel, head_config, load_draft
+from eagle.model.ea_model import EaModel
+
+FAMILIES = {
+    "llama": (LlamaConfig, LlamaForCausalLM),
+    "qwen2": (Qwen2Config, Qwen2ForCausalLM),
+    "qwen3": (Qwen3Config, Qwen3ForCausalLM),
+    "mistral": (MistralConfig, MistralForCausalLM),
+}
+
+
+def tiny_target(family="llama", vocab=32, layers=4, hidden=16, seed=0, scale=0.4, **config):
+    """A random target; ``scale`` is the spread of its weights, large enough for laws that depend on the prefix."""
+    torch.manual_seed(seed)
+    config_class, model_class = FAMILIES[family]
+    settings = dict(
+        vocab_size=vocab, hidden_size=hidden, intermediate_size=2 * hidden, num_hidden_layers=layers, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=hidden // 4, max_position_embeddings=256, initializer_range=scale,
+        bos_token_id=None, eos_token_id=None, pad_token_id=None, attn_implementation="sdpa",
+    )  # fmt: skip
+    if family == "mistral":
+        settings["sliding_window"] = None
+    model = model_class(config_class(**(settings | config))).eval()
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            torch.nn.init.normal_(parameter, std=scale)
+    return model
+
+
+def head_json(target, draft_vocab=None, taps=(0, 1, 2), **extra):
+    """The ``config.json`` of a head for ``target``."""
+    config = target.config
+    return {
+        "hidden_size": config.hidden_size, "intermediate_size": 2 * config.hidden_size, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "vocab_size": config.vocab_size, "draft_vocab_size": draft_vocab or config.vocab_size,
+        "rms_norm_eps": 1e-6, "max_position_embeddings": 256, "eagle_aux_hidden_state_layer_ids": list(taps),
+    } | extra  # fmt: skip
+
+
+def draft_ids(vocab, draft_vocab):
+    """Which target ids a reduced draft vocabulary holds: spread out, not in the first places."""
+    return torch.arange(draft_vocab) * vocab // draft_vocab + (vocab // draft_vocab - 1)
+
+
+def tiny_head(target, draft_vocab=None, taps=(0, 1, 2), seed=1, scale=0.4, own_embedding=False, **extra):
+    """A random head for ``target``."""
+    torch.manual_seed(seed)
+    config = head_config(head_json(target, draft_vocab, taps, **extra))
+    head = DraftModel(config, target.config.hidden_size, list(taps), own_embedding).eval()
+    for name, parameter in head.named_parameters():
+        if "norm" not in name:
+            torch.nn.init.normal_(parameter, std=scale)
+    if head.reduced:
+        ids = draft_ids(config.vocab_size, draft_vocab)
+        head.d2t.copy_(ids - torch.arange(draft_vocab))
+        head.t2d[ids] = True
+    return head
+
+
+def imitate(head, target):
+    """Give the head the target's output weights, so that it agrees with the target more often than chance."""
+    rows = head.target_ids() if head.reduced else slice(None)
+    head.lm_head.weight.data.copy_(target.lm_head.weight.data[rows])
+    return head
+
+
+def tiny_pair(vocab=32, draft_vocab=None, total_token=12, depth=2, top_k=4, layers=4, taps=(0, 1, 2), hidden=16, seed=0, **config):
+    """An ``EaModel`` of a random target and a random head."""
+    target = tiny_target(vocab=vocab, layers=layers, hidden=hidden, seed=seed, **config)
+    head = imitate(tiny_head(target, draft_vocab, taps, seed=seed + 1), target)
+    return EaModel(target, head, total_token=total_token, depth=depth, top_k=top_k)
+
+
+def save_head(head, folder, config):
+    """Write a head in the official layout."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    save_file({k: v.contiguous() for k, v in head.state_dict().items()}, folder / "model.safetensors")
+    return folder
+
+
+def load_head(folder, target):
+    return load_draft(str(folder), target.config.hidden_size, target.config.vocab_size, target.config.num_hidden_layers)
+
+
+PROMPT = torch.tensor([[3, 1, 2, 3, 0, 1]])
