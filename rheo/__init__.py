@@ -3,7 +3,7 @@
 from rheo.draws import Draws
 from rheo.pool import FILL, GREEDY_BELOW, KIND_NAMES, LEAD, SAMPLED, PoolOptions, Pools, build_pools
 from rheo.tree import Tree, TreeOptions, build_tree
-from rheo.verify import VERIFICATIONS, Verdict, verify
+from rheo.verification import VERIFICATIONS, Verdict, verify
 
 __all__ = [
     "Draws", "FILL", "GREEDY_BELOW", "KIND_NAMES", "LEAD", "PoolOptions", "Pools", "SAMPLED", "Tree", "TreeOptions",

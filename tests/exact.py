@@ -10,7 +10,7 @@ import torch
 import rheo
 from rheo import PoolOptions, TreeOptions
 
-RHEO_FILES = ("draws", "pool", "tree", "verify")
+RHEO_FILES = ("draws", "pool", "tree", "verification")
 
 
 def load_rheo(patches: dict[str, list[tuple[str, str]]] | None = None) -> types.SimpleNamespace:

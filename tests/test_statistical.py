@@ -1,0 +1,116 @@
+"""The law of the first three tokens through ``EaModel.eagenerate``, against the exact law of a tiny target.
+
+The first token comes from the prefill, the second and third are drafted ones (or a bonus token). Pearson's chi-square
+over all sequences of three; cells with an expectation under 5 are pooled, a sequence of probability 0 fails at
+once. Each test's false-alarm rate is 1e-6 divided by the number of its settings, with fixed seeds.
+"""
+
+import itertools
+
+import pytest
+import torch
+from scipy import stats
+from tiny import PROMPT, tiny_pair
+
+import eagle.model.decoding as decoding
+import rheo.verification
+from rheo import Draws
+
+FALSE_ALARM = 1e-6
+LENGTH = 3
+ARMS = {
+    "topk": {"sampling": "topk"},
+    "rheo m=0": {"sampling": "rheo", "m": 0},
+    "rheo m=1": {"sampling": "rheo", "m": 1},
+    "rheo m=2": {"sampling": "rheo", "m": 2},
+    "rrsw": {"sampling": "rheo", "m": 1, "verification": "rrsw"},
+}
+QUICK = [(arm, 1.0, None) for arm in ARMS] + [("rheo m=1", 0.5, 4), ("rrsw", 0.5, 4)]
+FULL = [setting for setting in itertools.product(ARMS, (0.5, 1.0), (None, 4)) if setting not in QUICK]
+
+
+@pytest.fixture(scope="module")
+def models():
+    """Vocabulary 5, two layers; full and reduced draft vocabulary."""
+    return {size: tiny_pair(vocab=5, draft_vocab=size, layers=2, taps=(0, 1), hidden=8, total_token=6, depth=1, top_k=3, seed=2) for size in (None, 4)}
+
+
+@torch.inference_mode()
+def exact_law(model, temperature, filters):
+    """[V, V, V] probabilities of the first three new tokens, by plain forwards in one batch."""
+    vocab = model.target.vocab_size
+    law = decoding.TargetLaw(decoding.SamplingOptions(temperature, **filters))
+    prefixes = torch.cartesian_prod(*[torch.arange(vocab)] * (LENGTH - 1))
+    logits = model.base_model(torch.cat((PROMPT.expand(len(prefixes), -1), prefixes), 1)).logits[:, PROMPT.numel() - 1 :]
+    probability = torch.ones(len(prefixes), vocab, dtype=torch.float64)
+    for row, prefix in enumerate(prefixes.tolist()):
+        for step, token in enumerate(prefix):
+            probability[row] *= law(logits[row, step])[token].double()
+        probability[row] *= law(logits[row, LENGTH - 1]).double()
+    return probability.flatten()
+
+
+def p_value(model, arm, temperature, n, first_seed=0, **filters):
+    """p-value of n requests with consecutive seeds; 0 where an impossible sequence came out."""
+    vocab = model.target.vocab_size
+    expected = exact_law(model, temperature, filters) * n
+    counts = torch.zeros_like(expected)
+    for seed in range(first_seed, first_seed + n):
+        ids = model.eagenerate(PROMPT, temperature=temperature, max_new_tokens=LENGTH, seed=seed, **ARMS[arm], **filters)
+        a, b, c = ids[0, -LENGTH:].tolist()
+        counts[(a * vocab + b) * vocab + c] += 1
+    if counts[expected == 0].any():
+        return 0.0
+    small = expected < 5
+    cells = torch.cat((counts[~small], counts[small].sum()[None])), torch.cat((expected[~small], expected[small].sum()[None]))
+    observed, mean = (c[cells[1] > 0] for c in cells)
+    return stats.chi2.sf(((observed - mean) ** 2 / mean).sum().item(), len(mean) - 1)
+
+
+@pytest.mark.parametrize("arm, temperature, draft_vocab", QUICK)
+def test_law_of_three_tokens_is_the_targets(models, arm, temperature, draft_vocab):
+    assert p_value(models[draft_vocab], arm, temperature, 2000) > FALSE_ALARM / len(QUICK)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("arm, temperature, draft_vocab", FULL)
+def test_law_of_three_tokens_is_the_targets_in_every_setting(models, arm, temperature, draft_vocab):
+    assert p_value(models[draft_vocab], arm, temperature, 20000) > FALSE_ALARM / len(FULL)
+
+
+@pytest.mark.parametrize("filters", [{"top_k": 3}, {"top_p": 0.8, "min_p": 0.05}])
+def test_law_of_three_tokens_is_the_targets_under_filters(models, filters):
+    assert p_value(models[4], "rheo m=1", 1.0, 1500, **filters) > FALSE_ALARM / 2
+
+
+def test_a_verification_without_its_residual_fails_the_statistical_test(models, monkeypatch):
+    monkeypatch.setattr(rheo.verification, "normalised", lambda weights, otherwise: otherwise)
+    assert p_value(models[None], "rheo m=1", 1.0, 2000) < FALSE_ALARM / len(QUICK)
+
+
+def test_a_temperature_that_is_ignored_fails_the_statistical_test(models, monkeypatch):
+    expected = exact_law(models[None], 0.5, {})
+    monkeypatch.setattr(f"{__name__}.exact_law", lambda *args: expected)
+    assert p_value(models[None], "rheo m=1", 1.0, 2000) < FALSE_ALARM / len(QUICK)
+
+
+def test_one_generator_seeded_again_in_each_cycle_fails_the_statistical_test(models, monkeypatch):
+    token = Draws.token
+
+    def restarted(self, weights):
+        self.generator.manual_seed(self.generator.initial_seed())
+        return token(self, weights)
+
+    monkeypatch.setattr(Draws, "token", restarted)
+    assert p_value(models[None], "rheo m=1", 1.0, 2000) < FALSE_ALARM / len(QUICK)
+
+
+def test_a_flat_target_yields_every_token_over_300_seeds():
+    model = tiny_pair(vocab=8, layers=3)
+    model.base_model.lm_head.weight.data.zero_()
+    for arm in ARMS.values():
+        seen = [set() for _ in range(3)]
+        for seed in range(300):
+            for place, token in zip(seen, model.eagenerate(PROMPT, temperature=1.0, max_new_tokens=3, seed=seed, **arm)[0, -3:].tolist()):
+                place.add(token)
+        assert all(len(place) == 8 for place in seen)

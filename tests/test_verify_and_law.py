@@ -1,0 +1,198 @@
+"""Verification and the target's law: the laws that are too small for a test of the output law."""
+
+import itertools
+
+import pytest
+import torch
+from exact import RandomLaws, enumerate_runs, grown_trees, load_rheo, tree_paths
+from tiny import PROMPT, tiny_pair
+from transformers import GenerationConfig
+
+from eagle.model.law import SamplingOptions, TargetLaw
+from rheo import Draws, PoolOptions, TreeOptions, build_tree, verify
+
+CODE = load_rheo()
+
+
+def draws(seed=0):
+    return Draws(torch.Generator().manual_seed(seed))
+
+
+def one_level_tree(logits, pool, seed=0, budget=10):
+    return build_tree(torch.tensor(0), logits, None, TreeOptions(pool, budget + 1, 0), draws(seed))
+
+
+def test_law1_greedy_commits_the_argmax_where_siblings_are_1e_6_apart():
+    p = torch.tensor([1.0, 1.0 + 1e-6, 0.5, 0.2])
+    law = TargetLaw(SamplingOptions(temperature=0.0))
+    for pool in (PoolOptions(3, None), PoolOptions(3, 1, 0, temperature=0.0), PoolOptions(3, 0, 0, temperature=0.0)):
+        tree = one_level_tree(torch.tensor([2.0, 1.0, 0.0, -1.0]), pool)
+        verdict = verify(tree, lambda node: law(p), draws())
+        assert verdict.tokens[0] == 1 and verdict.count == 2  # accepted, whatever the draft preferred
+
+
+def test_law4_draws_of_parents_levels_and_coins_are_independent():
+    """2x2 tables of two parents' tokens, and of a token and a coin: chi-square under 33 (a 1e-8 event each)."""
+    n, source = 40000, draws(1)
+    tokens = source.token(torch.tensor([0.3, 0.7]).expand(n, 2, 2))
+    coins = source.accept(torch.full((n,), 0.4))
+    for a, b in ((tokens[:, 0], tokens[:, 1]), (tokens[:, 0], coins.long())):
+        table = torch.zeros(2, 2).index_put_((a, b), torch.ones(n), accumulate=True)
+        expected = table.sum(1, keepdim=True) * table.sum(0) / n
+        assert ((table - expected) ** 2 / expected).sum() < 33
+
+
+def test_law5_a_coin_of_exactly_zero_does_not_accept_ratio_zero(monkeypatch):
+    monkeypatch.setattr(torch, "rand", lambda shape, **kwargs: torch.zeros(shape))
+    assert not draws().accept(torch.tensor(0.0))
+    assert draws().accept(torch.tensor(1e-30))
+
+
+def test_law5_a_weight_of_zero_is_never_drawn_even_when_the_exponential_is_zero(monkeypatch):
+    monkeypatch.setattr(torch.Tensor, "exponential_", lambda self, generator=None: self.zero_())
+    assert draws().token(torch.tensor([0.0, 0.5, 0.5])) == 1
+
+
+def test_draws_follow_their_weights_and_never_take_a_zero():
+    weights = torch.tensor([0.1, 0.0, 0.6, 0.3])
+    counts = draws().token(weights.expand(40000, -1)).bincount(minlength=4)
+    assert counts[1] == 0
+    expected = weights * 40000
+    assert ((counts - expected)[expected > 0] ** 2 / expected[expected > 0]).sum() < 38  # 3 degrees: a 3e-8 event
+
+
+def test_law6_tokens_outside_the_draft_vocabulary_and_the_support_are_reachable():
+    p = torch.full((6,), 1 / 6)
+    tree = build_tree(torch.tensor(0), torch.tensor([3.0, 2.0, 1.0]), None, TreeOptions(PoolOptions(2, 1, 2), 3, 0), draws(),
+                      target_ids=torch.tensor([1, 3, 4]))  # fmt: skip
+    source = draws(5)
+    seen = {verify(tree, lambda node: p, source).tokens[0].item() for _ in range(300)}
+    assert seen == set(range(6))
+
+
+def test_law6_a_residual_that_underflows_falls_back_to_p_and_is_never_nan():
+    """p is the q_tail that the token was drawn from: on a (forced) rejection nothing of p is left."""
+    logits = torch.tensor([0.0, -1.0, -2.0])
+    tree = one_level_tree(logits, PoolOptions(2, 0, 0), budget=1)
+    p = torch.zeros(3).index_add_(0, tree.support[0], tree.q_tail[0])
+
+    class Refusing(Draws):
+        def accept(self, ratio):
+            return torch.zeros_like(ratio, dtype=torch.bool)
+
+    source = Refusing(torch.Generator().manual_seed(0))
+    seen = [verify(tree, lambda node: p, source).tokens[0].item() for _ in range(200)]
+    assert set(seen) == {0, 1, 2}
+
+
+def literal_algorithm1(tree, laws, node, draws_, verification):
+    """The paper's Algorithm 1 with its one-by-one tests of the children (spec section 4), on plain lists."""
+    paths = tree_paths(tree)
+    p = laws.at(paths[node])[0].clone()
+    children = [n for n in range(1, tree.tokens.numel()) if tree.parents[n] == node and tree.valid[n]]
+    row = tree.pool_rows[node]
+    q_tail = torch.zeros_like(p).index_add_(0, tree.support[row], tree.q_tail[row])
+    order = {"rheo": (1, 0, 2), "rrsw": (0, 1, 2)}[verification]  # kinds: lead 0, sampled 1, fill 2
+    for kind in order:
+        for child in (c for c in children if tree.kinds[c] == kind):
+            token = tree.tokens[child]
+            if kind == 1:
+                accepted = draws_.accept((p[token] / q_tail[token]).clamp(max=1))
+                left = (p - q_tail).clamp_min(0)
+            else:
+                accepted = draws_.accept(p[token])
+                left = p.clone()
+                left[token] = 0
+            if accepted:
+                return (token.item(), *literal_algorithm1(tree, laws, child, draws_, verification))
+            p = left / left.sum() if left.sum() > 0 else p
+    return (draws_.token(p).item(),)
+
+
+@pytest.mark.parametrize("verification", ["rheo", "rrsw"])
+@pytest.mark.parametrize("m", [None, 0, 1, 2])
+def test_one_draw_verification_has_the_law_of_testing_the_children_one_by_one(m, verification):
+    for seed, budget in itertools.product(range(4), (2, 4, 7)):
+        laws = RandomLaws(4, seed)
+        for _, tree in grown_trees(CODE, laws, PoolOptions(3, m, 0), 1, (budget,))[budget].values():
+            paths = tree_paths(tree)
+
+            def fast(source):
+                verdict = CODE.verify(tree, lambda node: laws.at(paths[node])[0], source, verification)
+                return tuple(verdict.tokens[: verdict.count].tolist())
+
+            tables = []
+            for run in (fast, lambda source: literal_algorithm1(tree, laws, 0, source, verification)):
+                table = {}
+                for weight, tokens in enumerate_runs(run):
+                    table[tokens] = table.get(tokens, 0) + weight
+                tables.append(table)
+            for tokens in tables[0].keys() | tables[1].keys():
+                assert tables[0].get(tokens, 0) == pytest.approx(tables[1].get(tokens, 0), abs=1e-12)
+            break  # one tree of each setting: the law of all trees is test_exact's
+
+
+def test_verification_reads_the_target_at_visited_nodes_only():
+    tree = one_level_tree(torch.tensor([2.0, 1.0, 0.0, -1.0]), PoolOptions(3, 1, 0))
+    visited = []
+
+    def law(node):
+        visited.append(node.item())
+        return torch.eye(4)[3]
+
+    verdict = verify(tree, law, draws())
+    assert visited == verdict.path[: verdict.count].tolist() and len(visited) < tree.tokens.numel()
+
+
+def test_unknown_verification_is_an_error():
+    tree = one_level_tree(torch.zeros(3), PoolOptions(2, 1, 0))
+    with pytest.raises(ValueError, match="verification is 'exact'; choose one of rheo, rrsw"):
+        verify(tree, lambda node: torch.ones(3) / 3, draws(), "exact")
+
+
+FILTERS = [
+    {"temperature": 0.7},
+    {"temperature": 1.0, "top_k": 5},
+    {"temperature": 1.3, "top_p": 0.6},
+    {"temperature": 1.0, "min_p": 0.2},
+    {"temperature": 0.8, "top_k": 12, "top_p": 0.8, "min_p": 0.1},
+]
+
+
+@pytest.mark.parametrize("filters", FILTERS)
+def test_law12_filters_equal_those_of_generate(filters):
+    """The warpers that transformers' ``generate`` itself builds from a generation config, in its order."""
+    model = tiny_pair().base_model
+    logits = torch.randn(32, generator=torch.Generator().manual_seed(0)) * 2
+    config = GenerationConfig(**({"do_sample": True, "top_k": 0, "top_p": 1.0} | filters))
+    config._eos_token_tensor = None
+    processors = model._get_logits_processor(generation_config=config, input_ids_seq_length=1, device="cpu")
+    expected = processors(torch.zeros(1, 1, dtype=torch.long), logits[None]).softmax(-1)[0]
+    torch.testing.assert_close(TargetLaw(SamplingOptions(**filters))(logits), expected, atol=0, rtol=0)
+
+
+def test_law12_filters_leave_q_tail_alone():
+    model = tiny_pair()
+    for filters in ({"top_k": 2}, {"top_p": 0.3}, {"min_p": 0.5}):
+        plain, filtered = (model.options(temperature=0.7, sampling="rheo", **f).tree.pool for f in ({}, filters))
+        assert plain == filtered
+
+
+def test_a_banned_token_never_appears_at_any_slot():
+    """top_k = 1 at T = 1 leaves one token a step: 200 requests, every block equal to plain greedy decoding."""
+    model = tiny_pair()
+    expected = model.naivegenerate(PROMPT, temperature=0.0, max_new_tokens=12).tolist()
+    for seed in range(50):
+        for kwargs in ({"sampling": "topk"}, {"sampling": "rheo", "m": 0}, {"sampling": "rheo"}, {"sampling": "rheo", "verification": "rrsw"}):
+            assert model.eagenerate(PROMPT, temperature=1.0, top_k=1, max_new_tokens=12, seed=seed, **kwargs).tolist() == expected
+
+
+def test_a_token_of_probability_zero_never_appears_in_10000_draws():
+    p = torch.tensor([0.4, 0.0, 0.3, 0.3])
+    source = draws(3)
+    for pool in (PoolOptions(3, None), PoolOptions(3, 0, 0), PoolOptions(3, 1, 0)):
+        for seed in range(10):  # several trees, the banned token in lead, sampled and fill slots
+            tree = one_level_tree(torch.tensor([1.0, 2.0, 0.5, 0.0]).roll(seed), pool, seed)
+            for _ in range(334):
+                verdict = verify(tree, lambda node: p, source)
+                assert 1 not in verdict.tokens[: verdict.count].tolist()
