@@ -200,8 +200,7 @@ def answer_turn(model: EaModel, request: Request, users: list[str], answers: lis
     generation = model.generate(prompt, options)
     synchronise(model.target.device)
     wall = time.perf_counter() - start
-    new_ids = generation.output_ids[0, prompt.shape[1] :]
-    return model.tokenizer.decode(new_ids, skip_special_tokens=True).strip(), generation, wall
+    return model.tokenizer.decode(generation.token_ids, skip_special_tokens=True).strip(), generation, wall
 
 
 def synchronise(device: torch.device) -> None:

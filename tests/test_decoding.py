@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tiny import PROMPT, tiny_head, tiny_pair, tiny_target
+from tiny import PROMPT, tiny_head, tiny_pair, tiny_target, tiny_tokenizer
 
 import eagle.model.decoding as decoding
 from eagle.model.decoding import DecodingOptions, NonFiniteLogits
@@ -92,8 +92,6 @@ def test_rejected_stop_token_does_not_end_the_text(monkeypatch):
 
 
 def test_stop_set_joins_generation_config_and_template():
-    from test_evaluation import tiny_tokenizer
-
     target = tiny_target()
     target.generation_config.eos_token_id = [3, 7]
     tokenizer = tiny_tokenizer()
@@ -160,6 +158,20 @@ def test_law7_non_finite_target_logits_stop_with_an_error_that_names_the_dtype(v
         for generation in model.stream(PROMPT, model.options(temperature=1.0, max_new_tokens=50, **kwargs)):
             seen.append(generation.new_tokens)
     assert len(seen) == 1  # one whole cycle, and nothing of the poisoned one
+
+
+def test_logits_beyond_float16_are_an_error_there_and_pass_in_bfloat16():
+    prompt = PROMPT
+    for dtype in (torch.float16, torch.bfloat16):
+        target = tiny_target()
+        target.lm_head.weight.data.mul_(1e5 / target.lm_head.weight.data.abs().max()).clamp_(-6e4, 6e4)
+        head = tiny_head(target)
+        model = EaModel(target.to(dtype), head.to(dtype), total_token=8, depth=1, top_k=3)
+        if dtype == torch.float16:
+            with pytest.raises(NonFiniteLogits, match="float16.*bf16"):
+                model.eagenerate(prompt, max_new_tokens=10)
+        else:
+            assert model.eagenerate(prompt, max_new_tokens=10, temperature=1.0, sampling="rheo").shape[1] == prompt.shape[1] + 10
 
 
 def test_streaming_yields_once_a_cycle_and_ends_with_the_whole(model):

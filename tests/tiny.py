@@ -4,11 +4,15 @@ import json
 
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
-from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from eagle.model.draft import DraftModel, head_config, load_draft
 from eagle.model.ea_model import EaModel
+
+WORDS = ["<unk>", "<s>", "</s>", "<|user|>", "<|end|>", "<|assistant|>", *(f"w{i}" for i in range(26))]
+CHAT = "{% for m in messages %}<|{{ m['role'] }}|> {{ m['content'] }} <|end|> {% endfor %}{% if add_generation_prompt %}<|assistant|> {% endif %}"
 
 FAMILIES = {
     "llama": (LlamaConfig, LlamaForCausalLM),
@@ -93,3 +97,15 @@ def load_head(folder, target):
 
 
 PROMPT = torch.tensor([[3, 1, 2, 3, 0, 1]])
+
+
+def tiny_tokenizer():
+    """Words w0..w25 and the tokens of a small chat template, 32 ids."""
+    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(WORDS)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>",
+        additional_special_tokens=["<|user|>", "<|end|>", "<|assistant|>"],
+    )  # fmt: skip
+    fast.chat_template = CHAT
+    return fast

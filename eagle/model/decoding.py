@@ -82,8 +82,8 @@ class Generation:
     """The result of one request, complete once decoding has ended.
 
     Attributes:
-        output_ids: int64 ``[1, L]`` prompt and new tokens.
-        new_tokens: number of tokens kept after the prompt.
+        prompt_ids: int64 ``[1, L]``.
+        token_ids: the tokens kept after the prompt.
         accept_lengths: per cycle what verification accepted, plus 1 for the bonus token; in the last cycle the
             cap or a stop token may have kept less.
         accepted_kinds: per cycle the slot kinds (rheo.KIND_NAMES) of the accepted tokens.
@@ -92,12 +92,22 @@ class Generation:
         stop_reason: "stop" (stop token) or "length" (cap).
     """
 
-    output_ids: Tensor
-    new_tokens: int = 0
+    prompt_ids: Tensor
+    token_ids: list[int] = field(default_factory=list)
     accept_lengths: list[int] = field(default_factory=list)
     accepted_kinds: list[list[str]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     stop_reason: str = "length"
+
+    @property
+    def output_ids(self) -> Tensor:
+        """int64 ``[1, L + new_tokens]`` prompt and new tokens, a tensor of the caller's own."""
+        new = torch.tensor([self.token_ids], dtype=self.prompt_ids.dtype, device=self.prompt_ids.device)
+        return torch.cat((self.prompt_ids, new), 1)
+
+    @property
+    def new_tokens(self) -> int:
+        return len(self.token_ids)
 
     @property
     def cycles(self) -> int:
@@ -155,7 +165,7 @@ def decode(
         NonFiniteLogits: where the target's logits are NaN or infinite.
     """
     prompt = check_prompt(input_ids, target, options).to(target.device)
-    generation = Generation(output_ids=prompt[None])
+    generation = Generation(prompt_ids=prompt[None])
     budget = options.max_new_tokens
     if options.max_length is not None:
         budget = min(budget, options.max_length - prompt.numel())
@@ -262,14 +272,11 @@ def check_prompt(input_ids: Tensor, target: TargetModel, options: DecodingOption
 
 def _keep(generation: Generation, tokens: list[int], budget: int, stop_ids: frozenset[int]) -> None:
     """Append emitted tokens up to the first stop token or the cap, whichever comes first."""
-    kept = tokens[: budget - generation.new_tokens]
-    for i, token in enumerate(kept):
+    for token in tokens[: budget - generation.new_tokens]:
+        generation.token_ids.append(token)
         if token in stop_ids:
-            kept, generation.stop_reason = kept[: i + 1], "stop"
-            break
-    ids = generation.output_ids
-    generation.output_ids = torch.cat((ids, torch.tensor([kept], dtype=ids.dtype, device=ids.device)), 1)
-    generation.new_tokens += len(kept)
+            generation.stop_reason = "stop"
+            return
 
 
 def _finished(generation: Generation, budget: int, stop_ids: frozenset[int]) -> bool:
