@@ -5,7 +5,7 @@ setup(
     version="0.1.0",
     description="RheoSampling on EAGLE-3: lossless stochastic speculative decoding that accepts more tokens a cycle",
     license="Apache-2.0",
-    python_requires=">=3.10",
+    python_requires=">=3.11",
     packages=find_packages(include=["eagle*", "rheo*", "evaluation*"]),
     package_data={"eagle": ["demo/*", "data/*/*.jsonl"]},
     install_requires=[

@@ -11,7 +11,7 @@ One JSON object a line with EAGLE's keys and ours:
     choices[].accept_lengths                   per turn, accepted + 1 of each cycle
     choices[].accepted_kinds                   per turn, a string per cycle: l(ead), s(ampled) or f(ill) per accepted token
     choices[].stop_reasons                     per turn, "stop" or "length"
-    choices[].seconds                          per turn, {phase: seconds}
+    choices[].seconds                          per turn, {phase: seconds}; empty on a GPU without --timing
     run                                        settings, seed, dtype, device, versions, commit
 """
 
@@ -35,6 +35,10 @@ from evaluation.prompts import build_prompt
 from evaluation.questions import Question
 
 
+# Parts of the run block that do not decide the answers: a run may go on when they changed, and says so.
+CIRCUMSTANCES = ("commit", "threads")
+
+
 @dataclass(frozen=True)
 class Request:
     """What one run asks of the model, the same for all its questions.
@@ -43,6 +47,7 @@ class Request:
         bench_name, model_id: labels that go into the answer file.
         template: see ``evaluation.prompts``.
         num_choices: answers per question, each with seeds of its own.
+        timing: seconds per phase on a GPU too, at the price of synchronising.
         options: decoding options; ``options.seed`` is the run's seed.
     """
 
@@ -51,6 +56,7 @@ class Request:
     template: str
     num_choices: int
     options: DecodingOptions
+    timing: bool = False
 
 
 def turn_seed(seed: int, question_id: int | str, choice: int, turn: int) -> int:
@@ -197,7 +203,7 @@ def answer_turn(model: EaModel, request: Request, users: list[str], answers: lis
     options = replace(request.options, seed=seed)
     synchronise(model.target.device)
     start = time.perf_counter()
-    generation = model.generate(prompt, options)
+    generation = model.generate(prompt, options, request.timing)
     synchronise(model.target.device)
     wall = time.perf_counter() - start
     return model.tokenizer.decode(generation.token_ids, skip_special_tokens=True).strip(), generation, wall
@@ -227,6 +233,10 @@ def resume(path: Path, request: Request, run: dict) -> list[dict]:
     for record in records:
         before = record.get("run") or {}
         changed = sorted(k for k in before.keys() | run.keys() if before.get(k) != run.get(k))
+        if record is records[0] and set(changed) & set(CIRCUMSTANCES):
+            notes = [f"{k} {before.get(k)} then, {run.get(k)} now" for k in changed if k in CIRCUMSTANCES]
+            print(f"note: {path} was begun under other circumstances ({', '.join(notes)})", flush=True)
+        changed = [k for k in changed if k not in CIRCUMSTANCES]
         if changed:
             differences = ", ".join(f"{k} {before.get(k)!r} then, {run.get(k)!r} now" for k in changed)
             raise ValueError(f"{path} holds answers of another run ({differences}); choose another --answer-file")
@@ -241,7 +251,10 @@ def read_answers(paths: Iterable[Path]) -> list[dict]:
     """
     records = []
     for path in paths:
-        for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+        # Not splitlines(): an answer may hold one of the other characters that it takes for the end of a line.
+        for number, line in enumerate(Path(path).read_text(encoding="utf-8").split("\n"), 1):
+            if not line:
+                continue
             try:
                 record = json.loads(line)
                 _ = record["question_id"], record["choices"][0]["new_tokens"]

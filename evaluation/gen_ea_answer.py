@@ -4,9 +4,9 @@ import argparse
 import sys
 from pathlib import Path
 
-from eagle.model.decoding import SAMPLINGS
+from eagle.model.decoding import SAMPLINGS, NonFiniteLogits
 from eagle.model.ea_model import EaModel
-from evaluation.answers import Request, answer_all, describe, run_block
+from evaluation.answers import Request, answer_all, describe, read_answers, run_block
 from evaluation.prompts import TEMPLATES, check_template
 from evaluation.questions import load_questions, question_file
 from rheo import VERIFICATIONS
@@ -24,7 +24,7 @@ def build_parser(drafting: bool) -> argparse.ArgumentParser:
     if drafting:
         add("--ea-model-path", help="EAGLE-3 head: Hub id or folder (smollm2-demo brings its own)")
     add("--model-id", help="label in the answer file; default: the target's name and the temperature")
-    add("--bench-name", default="mt_bench", help="name of the question set")
+    add("--bench-name", help="name of the question set; default: the folder of --question-file, else mt_bench")
     add("--question-file", type=Path, help="question file; default: the one of --bench-name")
     add("--question-begin", type=int, help="first question, counted from 0")
     add("--question-end", type=int, help="end of the questions, not included")
@@ -38,6 +38,7 @@ def build_parser(drafting: bool) -> argparse.ArgumentParser:
     add("--seed", type=int, default=0)
     add("--dtype", default="auto", help="auto, bf16, fp16 or fp32")
     add("--template", default="auto", choices=TEMPLATES, help="auto is the tokenizer's own")
+    add("--timing", action="store_true", help="record seconds per phase on a GPU too (synchronises it)")
     if drafting:
         add("--sampling", default="topk", choices=[s for s in SAMPLINGS if s != "none"])
         add("--m", type=int, help="lead slots before the sampled one (rheo; 1 where not given)")
@@ -54,23 +55,24 @@ def run(args: argparse.Namespace, drafting: bool) -> Path:
     """Load, echo, answer; returns the answer file."""
     if args.num_choices < 1:
         raise ValueError(f"--num-choices is {args.num_choices}; it must be at least 1")
-    bench = args.bench_name if args.question_file is None else args.question_file.parent.name or args.question_file.stem
-    questions = load_questions(args.question_file or question_file(args.bench_name), args.question_begin, args.question_end)
+    bench = args.bench_name or (args.question_file.absolute().parent.name if args.question_file else "mt_bench")
+    questions = load_questions(args.question_file or question_file(bench), args.question_begin, args.question_end)
     tree = {name: getattr(args, name) for name in ("total_token", "depth", "top_k")} if drafting else {}
     pool = {name: getattr(args, name) for name in ("sampling", "m", "support", "verification")} if drafting else {"sampling": "none"}
     law = {"temperature": args.temperature, "top_k": args.filter_top_k, "top_p": args.filter_top_p, "min_p": args.filter_min_p}
 
+    model_id = args.model_id or f"{Path(args.base_model_path).name}-temperature-{args.temperature}"
+    sampling = pool["sampling"] if pool["sampling"] != "rheo" else f"rheo-m{1 if pool['m'] is None else pool['m']}"
+    path = args.answer_file or Path("answers", bench, f"{model_id}-{sampling}-seed{args.seed}.jsonl")
+    if tree.get("total_token") == -1 and path.exists() and (before := read_answers([path])):
+        tree["total_token"] = before[0]["run"]["total_token"]  # a run goes on with the size that it chose
+
     print(f"Loading {args.base_model_path}", flush=True)
     heads = {"ea_model_path": args.ea_model_path} if drafting else {}
     model = EaModel.from_pretrained(args.base_model_path, dtype=args.dtype, **heads, **tree)
-    if model.tokenizer is None:
-        raise ValueError(f"{args.base_model_path} has no tokenizer; answering questions needs one")
     check_template(args.template, model.tokenizer)
     options = model.options(**law, **pool, max_new_tokens=args.max_new_token, seed=args.seed)
-    model_id = args.model_id or f"{Path(args.base_model_path).name}-temperature-{args.temperature}"
-    label = pool["sampling"] if pool["sampling"] != "rheo" else f"rheo-m{options.tree.pool.m}"
-    path = args.answer_file or Path("answers", bench, f"{model_id}-{label}-seed{args.seed}.jsonl")
-    request = Request(bench, model_id, args.template, args.num_choices, options)
+    request = Request(bench, model_id, args.template, args.num_choices, options, args.timing)
     paths = {"base_model_path": args.base_model_path, **heads}
     print(describe(model, request, len(questions), path), flush=True)
     answer_all(model, questions, request, path, run_block(model, request, paths))
@@ -84,7 +86,7 @@ def main(argv: list[str] | None = None, drafting: bool = True) -> None:
     args = parser.parse_args(argv)
     try:
         run(args, drafting)
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, OSError, NonFiniteLogits) as error:
         sys.exit(f"error: {error}")
 
 

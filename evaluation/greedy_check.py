@@ -64,7 +64,7 @@ def main(argv: list[str] | None = None) -> None:
         questions = load_questions(args.question_file or question_file(args.bench_name), None, args.question_end)
         model = EaModel.from_pretrained(args.base_model_path, args.ea_model_path, dtype=args.dtype)
         check_template(args.template, model.tokenizer)
-    except (ValueError, FileNotFoundError) as error:
+    except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
     tie, faults = TIE[model.target.dtype], 0
     for question in questions:

@@ -16,8 +16,10 @@ FASTCHAT_TEMPLATES = ("vicuna_v1.1",)
 TEMPLATES = ("auto", "llama-3.1", *FASTCHAT_TEMPLATES)
 
 
-def check_template(template: str, tokenizer: PreTrainedTokenizerBase) -> None:
+def check_template(template: str, tokenizer: PreTrainedTokenizerBase | None) -> None:
     """Raise a ValueError for an unknown template, or one that the tokenizer cannot serve."""
+    if tokenizer is None:
+        raise ValueError("the target has no tokenizer; answering questions needs one")
     if template not in TEMPLATES:
         raise ValueError(f"template is {template!r}; choose one of {', '.join(TEMPLATES)}")
     if template not in FASTCHAT_TEMPLATES and not tokenizer.chat_template:

@@ -47,7 +47,7 @@ def load_questions(path: Path, begin: int | None = None, end: int | None = None)
         ValueError: naming the line that is not a question, a repeated id, or an empty selection.
     """
     questions, seen = [], set()
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
         if not line.strip():
             continue
         try:

@@ -16,7 +16,9 @@ from pathlib import Path
 from evaluation.answers import read_answers
 from evaluation.statistics import Estimate, ratio, ratio_of_ratios
 
-ARM_KEYS = ("sampling", "m", "support", "verification", "normaliser", "total_token", "depth", "top_k", "temperature", "filters", "max_new_token", "dtype")  # fmt: skip
+# Settings that a run shares with its baseline, and those that tell its arm from others on the same baseline.
+SHARED_KEYS = ("base_model_path", "template", "num_choices", "temperature", "filters", "max_new_token", "dtype", "device", "threads")
+ARM_KEYS = ("sampling", "m", "support", "verification", "normaliser", "total_token", "depth", "top_k", "ea_model_path", *SHARED_KEYS)
 
 
 def arm_of(record: dict) -> tuple[str, str]:
@@ -71,27 +73,55 @@ def phase_seconds(records: list[dict]) -> dict[str, float]:
     return {p: s / max(turns if p == "prefill" else cycles, 1) for p, s in phases.items()}
 
 
+def by_arm(files: list[Path]) -> dict[tuple[str, str], list[dict]]:
+    """Records by question set and arm; a question answered twice with one seed is an error."""
+    arms: dict[tuple[str, str], list[dict]] = defaultdict(list)
+    seen = set()
+    for record in read_answers(files):
+        key = (arm_of(record), record["question_id"], (record.get("run") or {}).get("seed"))
+        if key in seen:
+            raise ValueError(f"question {record['question_id']!r} of {label_of(key[0][1])} stands twice with seed {key[2]}")
+        seen.add(key)
+        arms[key[0]].append(record)
+    return arms
+
+
+def matching_baseline(bench: str, settings: dict, base: dict[tuple[str, str], list[dict]]) -> list[dict]:
+    """The baseline's records for an arm: same question set, and the same settings that both have.
+
+    Raises:
+        ValueError: where there is none, or several.
+    """
+    candidates = {arm: records for (name, arm), records in base.items() if name == bench}
+    if not candidates:
+        have = ", ".join(sorted({name for name, _ in base})) or "none"
+        raise ValueError(f"the baseline has no answers to {bench!r}; it has {have}")
+    fitting, differences = [], []
+    for arm, records in candidates.items():
+        other = json.loads(arm)
+        wrong = [f"{k} {other.get(k)!r} against {settings.get(k)!r}" for k in SHARED_KEYS if other.get(k) != settings.get(k)]
+        differences += wrong
+        fitting += [] if wrong else [records]
+    if len(fitting) != 1:
+        why = f"differs in {', '.join(differences)}" if not fitting else "has several runs that fit; give one"
+        raise ValueError(f"the baseline of {bench!r} {why}")
+    return fitting[0]
+
+
 def build_report(files: list[Path], baseline: list[Path]) -> list[dict]:
     """One row per question set and arm.
 
     Raises:
-        ValueError: where the baseline lacks a question set or questions of a run.
+        ValueError: where the baseline lacks a question set or questions of a run, or was made with other settings.
     """
-    arms: dict[tuple[str, str], list[dict]] = defaultdict(list)
-    for record in read_answers(files):
-        arms[arm_of(record)].append(record)
-    base: dict[str, list[dict]] = defaultdict(list)
-    for record in read_answers(baseline):
-        base[arm_of(record)[0]].append(record)
+    arms, base = by_arm(files), by_arm(baseline)
 
     rows = []
     for (bench, arm), records in arms.items():
         run = totals(records)
         speedup = None
         if baseline:
-            if bench not in base:
-                raise ValueError(f"the baseline has no answers to {bench!r}; it has {', '.join(sorted(base)) or 'none'}")
-            plain = totals(base[bench])
+            plain = totals(matching_baseline(bench, json.loads(arm), base))
             lacking = sorted(map(str, run["tokens"].keys() - plain["tokens"].keys()))
             if lacking:
                 raise ValueError(f"the baseline lacks {len(lacking)} questions of {bench!r}: {', '.join(lacking[:10])}")

@@ -116,7 +116,11 @@ def build_tree(
 def grow(
     root_logits: Tensor, expand: Expand, options: TreeOptions, draws: Draws, target_ids: Tensor | None = None
 ) -> Growth:
-    """Level 1 is the root's pool; then, ``depth`` times, the K best nodes of the newest level get theirs."""
+    """Level 1 is the root's pool; then, ``depth`` times, the K best nodes of the newest level get theirs.
+
+    Where fewer than K nodes exist, the call is filled up with padding, so that shapes are static; the pools of
+    padding score -inf and are never kept.
+    """
     levels = [build_pools(root_logits[None], options.pool, draws, target_ids)]
     scores = [levels[0].log_proxy.flatten()]
     expanded = []

@@ -86,15 +86,15 @@ def next_token(tree: Tree, node: Tensor, children: Tensor, p: Tensor, draws: Dra
     if verification == "rrsw":
         lead = scatter_tokens(tree, children & (tree.kinds == LEAD), p)
         first = draws.token(p)
-        first_hit = lead[first] > 0
+        first_hit = pick(lead, first) > 0
         p = normalised(p.masked_fill(lead > 0, 0), otherwise=p)
 
     is_sampled = children & (tree.kinds == SAMPLED)
     survived, child = is_sampled.any(), is_sampled.int().argmax()
-    sampled = tree.tokens[child]
-    row = tree.pool_rows[node]
-    q_tail = torch.zeros_like(p).scatter_add_(0, tree.support[row], tree.q_tail[row].to(p.dtype) * survived)
-    ratio = torch.where(survived, p[sampled] / q_tail[sampled], 0)
+    sampled = pick(tree.tokens, child)
+    row = pick(tree.pool_rows, node)
+    q_tail = torch.zeros_like(p).scatter_add_(0, pick(tree.support, row), pick(tree.q_tail, row).to(p.dtype) * survived)
+    ratio = torch.where(survived, pick(p, sampled) / pick(q_tail, sampled), 0)
     accepted = draws.accept(ratio)
     residual = normalised((p - q_tail).clamp_min(0), otherwise=p)
     # An accepted token is a law with all its mass on it: the draw below then is a formality.
@@ -102,6 +102,11 @@ def next_token(tree: Tree, node: Tensor, children: Tensor, p: Tensor, draws: Dra
     if first is not None:
         law = torch.where(first_hit, one_hot(first, p), law)
     return draws.token(law)
+
+
+def pick(tensor: Tensor, index: Tensor) -> Tensor:
+    """``tensor[index]`` for an index that is a tensor (int64 ``[]``), without the host reading it."""
+    return tensor.index_select(0, index.reshape(1)).squeeze(0)
 
 
 def normalised(weights: Tensor, otherwise: Tensor) -> Tensor:

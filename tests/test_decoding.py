@@ -20,7 +20,7 @@ def model():
 
 @pytest.mark.parametrize("kwargs", EVERY_SAMPLING)
 @pytest.mark.parametrize("cap", [0, 1, 2, 7, 23])
-def test_cap_on_new_tokens_is_exact(model, cap, kwargs):
+def test_law8_cap_on_new_tokens_is_exact(model, cap, kwargs):
     ids, new_token, idx = model.eagenerate(PROMPT, temperature=1.0, max_new_tokens=cap, log=True, **kwargs)
     assert ids.shape == (1, PROMPT.numel() + cap) and new_token == cap
     assert (idx == -1) == (cap < 2)
@@ -34,7 +34,7 @@ def test_max_length_counts_the_prompt_and_a_longer_prompt_is_an_error(model):
 
 
 @pytest.mark.parametrize("kwargs", EVERY_SAMPLING)
-def test_output_ends_at_the_first_stop_token_also_inside_a_block(model, kwargs):
+def test_law8_output_ends_at_the_first_stop_token_also_inside_a_block(model, kwargs):
     free = model.generate(PROMPT, model.options(temperature=1.0, max_new_tokens=40, seed=3, **kwargs))
     new = free.output_ids[0, PROMPT.numel() :].tolist()
     for stop in set(new):
@@ -59,7 +59,7 @@ def scripted(monkeypatch, model, blocks):
     return model
 
 
-def test_stop_token_second_in_a_block_of_four_ends_there(monkeypatch):
+def test_law8_stop_token_second_in_a_block_of_four_ends_there(monkeypatch):
     model = scripted(monkeypatch, tiny_pair(depth=3), [[4, 9, 5, 6]])
     result = model.generate(PROMPT, model.options(max_new_tokens=30, stop_token_ids=(9,)))
     assert result.output_ids[0, -2:].tolist() == [4, 9]
@@ -68,7 +68,7 @@ def test_stop_token_second_in_a_block_of_four_ends_there(monkeypatch):
 
 
 @pytest.mark.parametrize("cap, stop, reason, kept", [(3, 9, "stop", [4, 9]), (2, 9, "length", [4]), (3, 5, "length", [4, 9])])
-def test_cap_and_stop_in_one_block_whichever_comes_first_decides(monkeypatch, cap, stop, reason, kept):
+def test_law8_cap_and_stop_in_one_block_whichever_comes_first_decides(monkeypatch, cap, stop, reason, kept):
     model = scripted(monkeypatch, tiny_pair(depth=3), [[4, 9, 5, 6]])
     result = model.generate(PROMPT, model.options(max_new_tokens=cap, stop_token_ids=(stop,)))
     assert result.stop_reason == reason and result.output_ids[0, PROMPT.numel() + 1 :].tolist() == kept
@@ -81,7 +81,7 @@ def test_cycles_that_accept_3_0_2_give_tau_8_over_3_and_idx_2(monkeypatch):
     assert sum(result.accept_lengths) / result.cycles == pytest.approx(8 / 3)
 
 
-def test_rejected_stop_token_does_not_end_the_text(monkeypatch):
+def test_law8_rejected_stop_token_does_not_end_the_text(monkeypatch):
     model = tiny_pair(total_token=8, depth=1)
     plain = model.naivegenerate(PROMPT, max_new_tokens=30)
     stop = next(token for token in range(32) if token not in plain[0, PROMPT.numel() :].tolist())
@@ -228,6 +228,29 @@ def test_bad_prompts_are_errors(model):
     ):
         with pytest.raises(ValueError, match=message):
             model.eagenerate(prompt)
+
+
+def test_draft_vocabulary_smaller_than_the_pool_decodes():
+    model = tiny_pair(draft_vocab=3, top_k=10, depth=7, total_token=2)
+    for kwargs in EVERY_SAMPLING:
+        assert model.eagenerate(PROMPT, max_new_tokens=8, **kwargs).tolist() == model.naivegenerate(PROMPT, max_new_tokens=8).tolist()
+
+
+def test_a_prompt_of_one_token_decodes():
+    model = tiny_pair()
+    prompt = torch.tensor([[4]])
+    for kwargs in EVERY_SAMPLING:
+        assert model.eagenerate(prompt, max_new_tokens=8, **kwargs).tolist() == model.naivegenerate(prompt, max_new_tokens=8).tolist()
+
+
+def test_eagles_calls_work_by_position():
+    model = tiny_pair().eval()
+    ids, _, _ = model.eagenerate(PROMPT, 0.0, 0.0, 0, 12, 2048, True, False)
+    assert list(model.ea_generate(PROMPT, 0.0, 0.0, 0, 12, 2048, False, False))[-1].tolist() == ids.tolist()
+    assert list(model.naive_generate(PROMPT, 0.0, 0.0, 0, 12))[-1].tolist() == ids.tolist()
+    ids.add_(0)  # the caller's own tensor, not one of inference mode
+    with pytest.raises(ValueError, match="threshold is 0.5"):
+        EaModel.from_pretrained("x", "y", threshold=0.5)
 
 
 def test_auto_tree_size_works_on_a_cpu():

@@ -57,7 +57,7 @@ def test_tree_expansion_equals_running_the_head_along_each_path():
     with torch.inference_mode():
         state = DraftState(head, embedding, 40)
         state.commit(committed, features)
-        state.expand(torch.tensor([6, 7, 8]), torch.tensor([0, 1, 2]), 1)
+        state.expand(torch.tensor([6, 7, 8]), torch.tensor([0, 0, 0]), 1)
         second = state.expand(torch.tensor([9, 10]), torch.tensor([2, 0]), 2)
         for row, path in enumerate(([8, 9], [6, 10])):
             alone = DraftState(head, embedding, 40)
@@ -76,7 +76,9 @@ def test_a_saved_head_loads_and_decodes_like_the_original(tmp_path, draft_vocab,
     save_head(head, tmp_path / "head", head_json(target, draft_vocab))
     options = {"temperature": 1.0, "sampling": "rheo", "max_new_tokens": 20, "seed": 4}
     expected = EaModel(target, head, total_token=9, depth=2, top_k=3).eagenerate(PROMPT, **options)
-    loaded = EaModel.from_pretrained(str(tmp_path / "target"), str(tmp_path / "head"), total_token=9, depth=2, top_k=3, device_map=None)
+    paths = str(tmp_path / "target"), str(tmp_path / "head")
+    with pytest.warns(UserWarning, match="no tokenizer"):
+        loaded = EaModel.from_pretrained(*paths, total_token=9, depth=2, top_k=3, device_map=None)
     assert loaded.eagenerate(PROMPT, **options).tolist() == expected.tolist()
     assert (loaded.draft.embed_tokens is not None) == own_embedding
 
@@ -177,3 +179,39 @@ def test_rope_theta_is_found_wherever_it_stands(config, theta):
 def test_eagle3_is_the_only_kind_of_head():
     with pytest.raises(ValueError, match="use_eagle3=False"):
         EaModel.from_pretrained("x", "y", use_eagle3=False)
+
+
+def test_rotary_angles_stay_float32_in_half_precision(tmp_path):
+    target = tiny_target()
+    save_head(tiny_head(target), tmp_path, head_json(target))
+    head = load_head(tmp_path, target)
+    expected = head.rotary.inv_freq.clone()
+    assert head.to(torch.bfloat16).rotary.inv_freq.dtype == torch.float32
+    assert torch.equal(head.rotary.inv_freq, expected) and head.fc.weight.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("poison", [torch.nan, torch.inf])
+def test_law2_a_row_that_overflows_does_not_reach_rows_that_do_not_see_it(poison):
+    """Otherwise a drawn token could change the pools of its cousins, and with them its own survival."""
+    target = tiny_target()
+    head = tiny_head(target, own_embedding=True)
+    head.embed_tokens.weight.data[9] = poison
+    features = torch.randn(5, 3 * 16, generator=torch.Generator().manual_seed(1))
+
+    def cousin_logits(other):
+        with torch.inference_mode():
+            state = DraftState(head, None, 40)
+            state.commit(torch.tensor([1, 2, 3, 4, 5]), features)
+            first = state.expand(torch.tensor([6, other]), torch.tensor([0, 0]), 1)[0]
+            return first, state.expand(torch.tensor([7, 8]), torch.tensor([0, 1]), 2)[0]
+
+    for clean, poisoned in zip(cousin_logits(8), cousin_logits(9)):
+        assert clean.isfinite().all()
+        torch.testing.assert_close(poisoned, clean, atol=1e-6, rtol=0)
+
+
+def test_feature_layers_listed_in_the_manner_of_layer_outputs_are_warned_about(tmp_path):
+    target = tiny_target(layers=10)
+    save_head(tiny_head(target), tmp_path, head_json(target, taps=[1, 4, 6]))
+    with pytest.warns(UserWarning, match=r"input is tapped.*list \[2, 5, 7\] instead"):
+        load_head(tmp_path, target)

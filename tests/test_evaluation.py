@@ -213,6 +213,32 @@ def test_report_pools_seeds_and_refuses_a_baseline_without_the_questions(pair, t
         report.build_report([tmp_path / "1.jsonl"], [tmp_path / "plain.jsonl"])
 
 
+def test_an_answer_with_a_line_separator_inside_is_one_line(tmp_path):
+    record = answer(1, [2])
+    record["choices"][0]["turns"] = ["a\u2028b\x85c"]
+    (tmp_path / "a.jsonl").write_text(json.dumps(record, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert read_answers([tmp_path / "a.jsonl"]) == [record]
+
+
+def test_report_refuses_a_baseline_of_other_settings_and_a_file_given_twice(pair, tmp_path):
+    main(arguments(pair, tmp_path / "run.jsonl"))
+    main(baseline_arguments(pair, tmp_path / "warm.jsonl", "--temperature", "0.5"), drafting=False)
+    with pytest.raises(ValueError, match="temperature 0.5 against 1.0"):
+        report.build_report([tmp_path / "run.jsonl"], [tmp_path / "warm.jsonl"])
+    with pytest.raises(ValueError, match="question 10 of topk 8x2 stands twice with seed 0"):
+        report.build_report([tmp_path / "run.jsonl"] * 2, [])
+
+
+def test_a_run_goes_on_under_another_commit_and_with_the_tree_size_that_it_chose(pair, tmp_path, capsys):
+    path = tmp_path / "a.jsonl"
+    main(arguments(pair, path, "--question-end", "1", "--total-token", "-1"))
+    chosen = read_answers([path])[0]["run"]["total_token"]
+    path.write_text(path.read_text().replace('"threads": 1', '"threads": 7').replace(f'"total_token": {chosen}', '"total_token": 11'))
+    main(arguments(pair, path, "--total-token", "-1"))
+    assert "threads 7 then, 1 now" in capsys.readouterr().out
+    assert {r["run"]["total_token"] for r in read_answers([path])} == {11}
+
+
 def answer(question, lengths, seconds=1.0):
     choice = {"turns": ["x"], "new_tokens": [sum(lengths)], "wall_time": [seconds], "accept_lengths": [lengths]}
     return {"question_id": question, "model_id": "m", "choices": [choice], "run": {"bench_name": "b", "sampling": "none"}}

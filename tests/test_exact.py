@@ -87,12 +87,12 @@ MUTANTS = {
         "    return draws.token(law)\n\n\ndef normalised",
         "    token = draws.token(law)\n"
         "    point = children & (tree.kinds != SAMPLED) & (tree.tokens == token)\n"
-        "    lenient = draws.accept(torch.where(point.any(), law[token] / (law[token] + 0.1), 1.0))\n"
+        "    lenient = draws.accept(torch.where(point.any(), pick(law, token) / (pick(law, token) + 0.1), 1.0))\n"
         "    return torch.where(lenient, token, draws.token(p))\n\n\ndef normalised",
     ),
     "q instead of q_tail in the ratio": (
-        "verification", "ratio = torch.where(survived, p[sampled] / q_tail[sampled], 0)",
-        "ratio = torch.where(survived, p[sampled] / (q_tail[sampled] * tree.log_scores[child].exp().clamp(max=0.9)), 0)",
+        "pool", "        support=support,\n        q_tail=q_tail,",
+        "        support=support,\n        q_tail=q_tail * log_tail.exp().sum(-1, keepdim=True),",
     ),
     "residual skipped": ("verification", "residual = normalised((p - q_tail).clamp_min(0), otherwise=p)", "residual = p"),
     "tail judged at another temperature than it was drawn at": (

@@ -9,6 +9,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from eagle.model.ea_model import EaModel
 from eagle.model.target import TargetModel, default_taps
+from eagle.model.tree_size import CANDIDATES, best_size
 
 # A branching tree of 7 nodes: parents, and each node's path from the root.
 TOKENS = torch.tensor([5, 7, 9, 11, 2, 3, 4])
@@ -91,6 +92,15 @@ def test_unsupported_targets_are_refused_by_name():
         TargetModel(sliding)
 
 
+def test_targets_whose_rope_or_attention_depends_on_the_block_are_refused_by_name():
+    with pytest.raises(ValueError, match="RoPE of type 'dynamic'"):
+        TargetModel(tiny_target(rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}))
+    model = tiny_target()
+    model.config._attn_implementation = "flash_attention_2"
+    with pytest.raises(ValueError, match="flash_attention_2.*sdpa, eager"):
+        TargetModel(model)
+
+
 def test_mistral_within_its_window_decodes_and_beyond_it_is_refused():
     target = tiny_target("mistral", sliding_window=16)
     model = EaModel(target, tiny_head(target), total_token=8, depth=1, top_k=3)
@@ -116,3 +126,8 @@ def test_layers_on_two_devices_give_the_same_ids():
     places |= {f"model.layers.{i}": int(i > 1) for i in range(4)}
     two = EaModel(dispatch_model(one.base_model, places), one.draft.to("cuda:0"), total_token=12, depth=2, top_k=4)
     assert two.eagenerate(PROMPT, max_new_tokens=30).tolist() == expected.tolist()
+
+
+def test_tree_size_is_the_one_of_the_highest_expected_tokens_per_second():
+    assert best_size({n: 1.0 for n in CANDIDATES}) == 60  # a forward that costs the same: the largest tree
+    assert best_size({n: float(n) for n in CANDIDATES}) == 8  # a forward whose cost is the nodes: the smallest

@@ -10,7 +10,7 @@ from torch import Tensor
 from eagle.model.draft import DraftModel, DraftState
 from eagle.model.law import SamplingOptions, TargetLaw
 from eagle.model.target import TargetModel
-from rheo import KIND_NAMES, VERIFICATIONS, Draws, PoolOptions, Tree, TreeOptions, Verdict, build_tree, verify
+from rheo import KIND_NAMES, VERIFICATIONS, Draws, PoolOptions, Tree, TreeOptions, Verdict, build_tree, pick, verify
 
 SAMPLINGS = ("topk", "rheo", "none")
 
@@ -87,8 +87,7 @@ class Generation:
         accept_lengths: per cycle what verification accepted, plus 1 for the bonus token; in the last cycle the
             cap or a stop token may have kept less.
         accepted_kinds: per cycle the slot kinds (rheo.KIND_NAMES) of the accepted tokens.
-        seconds: wall time per phase: prefill, draft, verify, commit. Phases are synchronised on a GPU only
-            when timing was asked for.
+        seconds: wall time per phase: prefill, draft, verify, commit; empty on a GPU unless timing was asked for.
         stop_reason: "stop" (stop token) or "length" (cap).
     """
 
@@ -115,22 +114,27 @@ class Generation:
 
 
 class Stopwatch:
-    """Adds wall time to named phases."""
+    """Adds wall time to named phases; on a GPU only where it may synchronise, since launch times mean nothing."""
 
-    def __init__(self, seconds: dict[str, float], device: torch.device | None):
+    def __init__(self, seconds: dict[str, float], device: torch.device, synchronise: bool):
         self.seconds, self.device = seconds, device
-        self.last = self._now()
+        self.running = synchronise or device.type == "cpu"
+        self.last = 0.0
+        self.restart()
 
-    def _now(self) -> float:
-        if self.device is not None and self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
-        return time.perf_counter()
+    def restart(self) -> None:
+        """Begin a phase now."""
+        if self.running:
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+            self.last = time.perf_counter()
 
     def lap(self, phase: str) -> None:
-        """Give the time since the last lap to ``phase``."""
-        now = self._now()
-        self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self.last
-        self.last = now
+        """Give the time since the phase began to ``phase``, and begin the next one."""
+        if self.running:
+            before = self.last
+            self.restart()
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + self.last - before
 
 
 class NonFiniteLogits(RuntimeError):
@@ -186,10 +190,9 @@ def decode(
     cache = target.new_cache(prompt.numel() + budget + options.total_token)
     state = None
     if drafting:
-        rows = sum(min(options.top_k, draft.config.draft_vocab_size) for _ in range(options.depth))
-        state = DraftState(draft, target.embedding, prompt.numel() + budget + options.total_token + rows)
+        state = DraftState(draft, target.embedding, prompt.numel() + budget + options.depth * (options.top_k + 1))
         target_ids = draft.target_ids()
-    watch = Stopwatch(generation.seconds, target.device if timing else None)
+    watch = Stopwatch(generation.seconds, target.device, timing)
 
     # Prefill: the first token is the root of the first cycle.
     prefill = target.prefill(prompt, cache, taps)
@@ -215,7 +218,7 @@ def decode(
 
         # 2. Verify: one forward of the target over the tree, then a walk down from the root.
         output = target.tree_forward(tree.tokens, tree.levels, tree.mask, cache, taps)
-        verdict = verify(tree, lambda node: law(output.logits[node]), draws, options.verification or "rheo")
+        verdict = verify(tree, lambda node: law(pick(output.logits, node)), draws, options.verification or "rheo")
         path, tokens, kinds, finite = to_host(tree, verdict)
         if not finite:
             raise NonFiniteLogits(target.dtype)
@@ -233,7 +236,7 @@ def decode(
         yield generation
         if _finished(generation, budget, stop_ids):
             return
-        watch.last = watch._now()  # what the caller did between two cycles is not ours
+        watch.restart()  # what the caller did between two cycles is not ours
 
 
 def to_host(tree: Tree, verdict: Verdict) -> tuple[list[int], list[int], list[str], bool]:

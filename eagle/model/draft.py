@@ -1,6 +1,7 @@
 """The EAGLE-3 head: one decoder layer that predicts from the target's features (official checkpoint layout)."""
 
 import json
+import warnings
 from pathlib import Path
 
 import torch
@@ -35,6 +36,9 @@ class DraftAttention(nn.Module):
             proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for proj in (self.q_proj, self.k_proj, self.v_proj)
         )
         q, k = apply_rotary_pos_emb(q, k, *rotary)
+        # A NaN or an infinity in one row would reach rows that do not see it (0 * NaN), so that a drawn token could
+        # change the pools of its cousins. The row itself may be as wrong as it likes.
+        k, v = (torch.nan_to_num(x, 0.0, 0.0, 0.0) for x in (k, v))
         k, v = write(k, v)
         out = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
         return self.o_proj(out.transpose(1, 2).flatten(2))
@@ -54,7 +58,8 @@ class DraftLayer(nn.Module):
     def forward(self, embeds: Tensor, hidden: Tensor, rotary, mask, write) -> Tensor:
         x = torch.cat((self.input_layernorm(embeds), self.hidden_norm(hidden)), -1)
         hidden = hidden + self.self_attn(x, rotary, mask, write)
-        return hidden + self.mlp(self.post_attention_layernorm(hidden))
+        hidden = hidden + self.mlp(self.post_attention_layernorm(hidden))
+        return torch.nan_to_num(hidden, 0.0, 0.0, 0.0)  # a poisoned row must not poison the rows that follow it
 
 
 class DraftModel(nn.Module):
@@ -81,6 +86,12 @@ class DraftModel(nn.Module):
         if self.reduced:
             self.register_buffer("d2t", torch.zeros(draft_vocab, dtype=torch.long))
             self.register_buffer("t2d", torch.zeros(config.vocab_size, dtype=torch.bool))
+
+    def _apply(self, fn, recurse=True):
+        """Moves and casts as every module does, but rotary angles stay float32: half precision turns them by radians."""
+        super()._apply(fn, recurse)
+        self.rotary = LlamaRotaryEmbedding(self.config).to(self.fc.weight.device)
+        return self
 
     def target_ids(self) -> Tensor | None:
         """int64 ``[draft_vocab]`` target id of each draft id; None where the vocabularies agree."""
@@ -148,8 +159,6 @@ class DraftState:
 
     def expand(self, tokens: Tensor, parent_ranks: Tensor, level: int) -> Tensor:
         """Draft logits ``[F, draft_vocab]`` after tree nodes (see ``rheo.tree.Expand``)."""
-        if level == 1:
-            parent_ranks = torch.zeros_like(parent_ranks)  # all children of the root
         itself = torch.eye(tokens.numel(), dtype=torch.bool, device=tokens.device)
         row = self.seen.shape[1]
         self.seen = torch.cat((self.seen[parent_ranks], itself), 1)
@@ -241,6 +250,12 @@ def feature_layers(raw: dict, n_layers: int) -> list[int]:
     wrong = [i for i in listed if not 0 <= i < n_layers]
     if wrong or len(set(listed)) != len(listed):
         raise ValueError(f"the head's config lists feature layers {listed}; the target has layers 0..{n_layers - 1}, each once")
+    if list(listed) == [1, n_layers // 2 - 1, n_layers - 4]:
+        warnings.warn(
+            f"the head's config lists feature layers {listed}; they are read as the layers whose input is tapped. If the head "
+            f"means their output, list {default_taps(n_layers)} instead",
+            stacklevel=2,
+        )
     return list(listed)
 
 

@@ -1,5 +1,6 @@
 """``EaModel``: a target and its EAGLE-3 head behind EAGLE's calls."""
 
+import warnings
 from collections.abc import Iterator
 
 import torch
@@ -11,7 +12,7 @@ from eagle.model.demo import DEMO_NAME, demo_head_path, demo_target_path
 from eagle.model.draft import DraftModel, load_draft
 from eagle.model.law import SamplingOptions
 from eagle.model.stops import stop_token_ids
-from eagle.model.target import TargetModel, load_causal_lm
+from eagle.model.target import TargetModel, load_causal_lm, split_gguf
 from eagle.model.tree_size import choose_total_token
 
 
@@ -54,6 +55,7 @@ class EaModel:
         device_map="auto",
         torch_dtype: str | torch.dtype | None = None,
         use_eagle3: bool = True,
+        threshold: float = 1.0,
         **kwargs,
     ) -> "EaModel":
         """Load a target and its head.
@@ -63,6 +65,7 @@ class EaModel:
             ea_model_path: Hub id or folder of the EAGLE-3 head; None loads the target alone (or the demo's head).
             dtype: "auto", "bf16", "fp16", "fp32" or a torch dtype, for both networks; ``torch_dtype`` is EAGLE's name for it.
             device_map: as in transformers.
+            threshold: EAGLE's keyword; only its default, 1.0, has a meaning here.
             kwargs: go to the target's ``from_pretrained``.
 
         Raises:
@@ -70,21 +73,24 @@ class EaModel:
         """
         if not use_eagle3:
             raise ValueError("use_eagle3=False asks for an EAGLE-1/2 head; only EAGLE-3 heads are supported")
+        if threshold != 1.0:
+            raise ValueError(f"threshold is {threshold}; only 1.0 is supported")
         if base_model_path is None:
             raise ValueError(f"base_model_path is missing; give a Hub id, a folder, a .gguf file or {DEMO_NAME!r}")
         if base_model_path == DEMO_NAME:
             base_model_path, ea_model_path = demo_target_path(), ea_model_path or demo_head_path()
         base_model = load_causal_lm(base_model_path, torch_dtype or dtype, device_map, **kwargs)
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(base_model_path)
-        except (OSError, ValueError):  # a folder of weights alone: ids in, ids out
-            tokenizer = None
+        tokenizer = load_tokenizer(base_model_path, kwargs)
         draft = None
         if ea_model_path is not None:
             target = TargetModel(base_model)
             draft = load_draft(ea_model_path, target.hidden_size, target.vocab_size, len(target.layers))
             draft.to(device=target.device, dtype=target.dtype)
         return cls(base_model, draft, tokenizer, total_token, depth, top_k)
+
+    def eval(self) -> "EaModel":
+        """The model is always in evaluation mode; EAGLE's callers ask for it."""
+        return self
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase | None:
         """The target's tokenizer (EAGLE's name for it)."""
@@ -117,8 +123,9 @@ class EaModel:
         """The growing ``Generation`` after every cycle (the same object each time).
 
         Raises:
-            ValueError: where drafting is asked for and no head is loaded, or for a prompt that cannot be decoded.
-            NonFiniteLogits: where the target's logits are NaN or infinite.
+            ValueError: where drafting is asked for and no head is loaded; from the first item on, for a prompt that
+                cannot be decoded.
+            NonFiniteLogits: from the item on whose target logits are NaN or infinite.
         """
         if options.sampling != "none" and self.draft is None:
             raise ValueError(f"sampling {options.sampling!r} needs a head: give ea_model_path to from_pretrained")
@@ -167,17 +174,33 @@ class EaModel:
         top_k: int = 0,
         max_new_tokens: int = 512,
         max_length: int = 2048,
+        log: bool = False,
         is_llama3: bool = False,
         **kwargs,
     ) -> Iterator[Tensor]:
-        """Streaming: ids ``[1, L]`` so far, once a cycle (and once where no cycle runs)."""
+        """Streaming: ids ``[1, L]`` so far, once a cycle (and once where no cycle runs).
+
+        ``log`` stands where EAGLE has it and, as there, changes nothing: each item is the ids alone.
+        """
         options = self.options(temperature, top_p, top_k, max_new_tokens=max_new_tokens, max_length=max_length, **kwargs)
         for generation in self.stream(input_ids, options):
             yield generation.output_ids
 
-    def naive_generate(self, input_ids: Tensor, **kwargs) -> Iterator[Tensor]:
+    def naive_generate(self, input_ids: Tensor, *args, **kwargs) -> Iterator[Tensor]:
         """Streaming plain decoding; arguments as in ``ea_generate``."""
-        return self.ea_generate(input_ids, sampling="none", **kwargs)
+        return self.ea_generate(input_ids, *args, sampling="none", **kwargs)
+
+
+def load_tokenizer(path: str, kwargs: dict) -> PreTrainedTokenizerBase | None:
+    """The target's tokenizer; None, with a warning, for weights that come without one (ids in, ids out)."""
+    path, gguf = split_gguf(path)
+    kept = {k: kwargs[k] for k in ("revision", "token", "trust_remote_code", "subfolder", "gguf_file") if k in kwargs}
+    try:
+        return AutoTokenizer.from_pretrained(path, **kept, **gguf)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        warnings.warn(f"no tokenizer in {path} ({reason}): the stop set lacks the chat template's end-of-turn token", stacklevel=3)
+        return None
 
 
 def _as_eagle(generation: Generation, log: bool):

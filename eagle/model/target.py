@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from eagle.model.cache import TargetCache
 
 DTYPES = {"auto": "auto", "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+ATTENTIONS = ("sdpa", "eager")  # those that take a 4-D mask
 DTYPES |= {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
 
 
@@ -37,16 +38,24 @@ def parse_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
     return DTYPES[dtype]
 
 
+def split_gguf(path: str) -> tuple[str, dict[str, str]]:
+    """A ``.gguf`` file as the folder and the keyword that ``from_pretrained`` wants; other paths as they are."""
+    if not str(path).endswith(".gguf"):
+        return path, {}
+    folder, file = os.path.split(os.path.abspath(path))
+    return folder, {"gguf_file": file}
+
+
 def load_causal_lm(path: str, dtype: str | torch.dtype = "auto", device_map="auto", **kwargs) -> PreTrainedModel:
     """Load a decoder from a Hub id, a folder, or a ``.gguf`` file, with the arguments of ``from_pretrained``."""
-    if str(path).endswith(".gguf"):
-        path, kwargs["gguf_file"] = os.path.split(os.path.abspath(path))
+    path, gguf = split_gguf(path)
+    kwargs |= gguf
     # The tree mask needs an attention that takes one; sdpa is the fastest that does.
     kwargs.setdefault("attn_implementation", "sdpa")
     model = AutoModelForCausalLM.from_pretrained(path, dtype=parse_dtype(dtype), device_map=device_map, **kwargs)
     places = {str(place) for place in (getattr(model, "hf_device_map", None) or {}).values()}
     offloaded = places & {"cpu", "disk"}
-    if offloaded and places - offloaded:
+    if "disk" in offloaded or offloaded and places - offloaded:
         warnings.warn(f"parts of {path} are offloaded to {', '.join(sorted(offloaded))}: expect slow decoding", stacklevel=2)
     return model.eval()
 
@@ -136,6 +145,15 @@ def check_supported(model: PreTrainedModel, config) -> None:
         raise ValueError(f"unsupported: {name} is an encoder-decoder; a decoder-only model is needed")
     if not hasattr(model.get_decoder(), "layers"):
         raise ValueError(f"unsupported: {name} keeps its decoder layers under an unknown name")
+    # Such a RoPE changes with the length of the block, so that a tree's forward is not a token's forward.
+    rope = (getattr(config, "rope_parameters", None) or {}).get("rope_type", "default")
+    if rope in ("dynamic", "longrope"):
+        raise ValueError(f"unsupported: {name} uses RoPE of type {rope!r}, which depends on the length of the input")
+    if config._attn_implementation not in ATTENTIONS:
+        raise ValueError(
+            f"unsupported: {name} was loaded with attn_implementation={config._attn_implementation!r}, which takes no tree mask; "
+            f"load it with one of {', '.join(ATTENTIONS)}"
+        )
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if kinds != {"full_attention"}:
         raise ValueError(f"unsupported: {name} has layers of kind {', '.join(sorted(kinds - {'full_attention'}))}")
