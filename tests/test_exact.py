@@ -84,11 +84,12 @@ MUTANTS = {
     ),
     "min(1, p/q) on lead and fill tokens": (
         "verification",
-        "    return draws.token(law)\n\n\ndef normalised",
-        "    token = draws.token(law)\n"
-        "    point = children & (tree.kinds != SAMPLED) & (tree.tokens == token)\n"
-        "    lenient = draws.accept(torch.where(point.any(), pick(law, token) / (pick(law, token) + 0.1), 1.0))\n"
-        "    return torch.where(lenient, token, draws.token(p))\n\n\ndef normalised",
+        "    return draws.token(law)",
+        "    point = children & (tree.kinds != SAMPLED)\n"
+        "    candidate = pick(tree.tokens, point.int().argmax())\n"
+        "    q = pick(tree.log_scores, point.int().argmax()).exp()\n"
+        "    lenient = draws.accept(torch.where(point.any(), pick(p, candidate) / q, 0))\n"
+        "    return torch.where(lenient, candidate, draws.token(law))",
     ),
     "q instead of q_tail in the ratio": (
         "pool", "        support=support,\n        q_tail=q_tail,",
