@@ -88,7 +88,8 @@ def run_block(model: EaModel, request: Request, paths: dict[str, str]) -> dict:
     if drafting:
         block |= {"total_token": options.total_token, "depth": options.depth, "top_k": options.top_k}
     if options.sampling == "rheo":
-        block |= {"m": pool.m, "support": pool.support, "verification": options.verification or "rheo", "normaliser": pool.normaliser}
+        block |= {"m": pool.m, "support": pool.support, "normaliser": pool.normaliser}
+        block |= {"verification": options.verification or "rheo"}
     return block
 
 
@@ -120,13 +121,15 @@ def describe(model: EaModel, request: Request, n_questions: int, path: Path) -> 
         pool = options.tree.pool
         rheo = f", m {pool.m}, support {pool.support or 'all'}, verification {options.verification or 'rheo'}"
         lines.append(
-            f"sampling {options.sampling}{rheo if options.sampling == 'rheo' else ''}; tree of {options.total_token - 1} drafted "
-            f"nodes (total_token {options.total_token}), at most {options.depth + 1} levels (depth {options.depth}), {pool.size} slots a pool"
+            f"sampling {options.sampling}{rheo if options.sampling == 'rheo' else ''}; "
+            f"tree of {options.total_token - 1} drafted nodes (total_token {options.total_token}), "
+            f"at most {options.depth + 1} levels (depth {options.depth}), {pool.size} slots a pool"
         )
     law = options.law
     filters = [f"{name} {value}" for name, value in (("top-k", law.top_k), ("top-p", law.top_p), ("min-p", law.min_p)) if value]
     lines.append(
-        f"temperature {law.temperature}, filters {', '.join(filters) or 'none'}, at most {options.max_new_tokens} new tokens, seed {options.seed}"
+        f"temperature {law.temperature}, filters {', '.join(filters) or 'none'}, "
+        f"at most {options.max_new_tokens} new tokens, seed {options.seed}"
     )
     lines.append(
         f"{str(model.target.dtype).removeprefix('torch.')} on {device_name(model.target.device)}, template {request.template}"
@@ -153,6 +156,7 @@ def answer_all(model: EaModel, questions: list[Question], request: Request, path
         return 0
     answer_turn(model, request, [pending[0].turns[0]], [], seed=0)
     path.parent.mkdir(parents=True, exist_ok=True)
+    accepted = cycles = 0
     with path.open("a", encoding="utf-8") as file, tqdm(pending, unit="question", desc=request.model_id) as bar:
         for question in bar:
             choices = [answer_choice(model, request, question, c) for c in range(request.num_choices)]
@@ -169,8 +173,9 @@ def answer_all(model: EaModel, questions: list[Question], request: Request, path
             file.flush()
             os.fsync(file.fileno())
             lengths = [n for c in choices for turn in c["accept_lengths"] for n in turn]
-            if lengths:
-                bar.set_postfix(tau=f"{sum(lengths) / len(lengths):.2f}")
+            accepted, cycles = accepted + sum(lengths), cycles + len(lengths)
+            if cycles:
+                bar.set_postfix(tau=f"{accepted / cycles:.2f}")
     return len(pending)
 
 

@@ -5,10 +5,10 @@ import warnings
 import pytest
 import torch
 from tiny import FAMILIES, PROMPT, tiny_head, tiny_pair, tiny_target
-from transformers import GPT2Config, GPT2LMHeadModel
+from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from eagle.model.ea_model import EaModel
-from eagle.model.target import TargetModel, default_taps
+from eagle.model.target import TargetModel, default_taps, load_causal_lm
 from eagle.model.tree_size import CANDIDATES, best_size
 
 # A branching tree of 7 nodes: parents, and each node's path from the root.
@@ -131,3 +131,11 @@ def test_layers_on_two_devices_give_the_same_ids():
 def test_tree_size_is_the_one_of_the_highest_expected_tokens_per_second():
     assert best_size({n: 1.0 for n in CANDIDATES}) == 60  # a forward that costs the same: the largest tree
     assert best_size({n: float(n) for n in CANDIDATES}) == 8  # a forward whose cost is the nodes: the smallest
+
+
+def test_offload_is_announced(monkeypatch):
+    model = tiny_target()
+    model.hf_device_map = {"model.layers.0": 0, "model.layers.1": "cpu"}
+    monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *args, **kwargs: model)
+    with pytest.warns(UserWarning, match="parts of some/model are offloaded to cpu"):
+        load_causal_lm("some/model")

