@@ -139,3 +139,29 @@ def test_offload_is_announced(monkeypatch):
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", lambda *args, **kwargs: model)
     with pytest.warns(UserWarning, match="parts of some/model are offloaded to cpu"):
         load_causal_lm("some/model")
+
+
+class Int8Linear(torch.nn.Module):
+    """A weight-only quantised layer, as quantisation back ends put in a model: int8 rows and a scale each."""
+
+    def __init__(self, linear):
+        super().__init__()
+        self.scale = torch.nn.Buffer(linear.weight.detach().abs().amax(1, keepdim=True) / 127)
+        self.weight = torch.nn.Buffer((linear.weight.detach() / self.scale).round().to(torch.int8))
+
+    def forward(self, x):
+        return torch.nn.functional.linear(x, self.weight * self.scale)
+
+
+def test_a_quantised_target_decodes_as_it_does_plainly():
+    target = tiny_target()
+    head = tiny_head(target)
+    for layer in target.model.layers:
+        for part in (layer.self_attn, layer.mlp):
+            for name, module in list(part.named_children()):
+                if isinstance(module, torch.nn.Linear):
+                    setattr(part, name, Int8Linear(module))
+    model = EaModel(target, head, total_token=12, depth=2, top_k=4)
+    expected = target.generate(PROMPT, attention_mask=torch.ones_like(PROMPT), do_sample=False, max_new_tokens=30, pad_token_id=0)
+    for kwargs in ({"sampling": "none"}, {"sampling": "topk"}, {"sampling": "rheo", "m": 1}):
+        assert model.eagenerate(PROMPT, max_new_tokens=30, **kwargs).tolist() == expected.tolist()
