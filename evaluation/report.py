@@ -165,12 +165,9 @@ def render(rows: list[dict]) -> str:
 
 def write_json(rows: list[dict], path: Path) -> None:
     """Write the rows, all or nothing."""
-    def plain(value):
-        return asdict(value)
-
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(path.name + ".part")
-    scratch.write_text(json.dumps(rows, default=plain, indent=1) + "\n", encoding="utf-8")
+    scratch.write_text(json.dumps(rows, default=asdict, indent=1) + "\n", encoding="utf-8")
     os.replace(scratch, path)
 
 

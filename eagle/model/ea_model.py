@@ -157,7 +157,10 @@ class EaModel:
             ids ``[1, L]``; with ``log=True`` also the number of new tokens and cycles - 1 (-1 without a cycle).
         """
         options = self.options(temperature, top_p, top_k, max_new_tokens=max_new_tokens, max_length=max_length, **kwargs)
-        return _as_eagle(self.generate(input_ids, options), log)
+        generation = self.generate(input_ids, options)
+        if not log:
+            return generation.output_ids
+        return generation.output_ids, generation.new_tokens, generation.cycles - 1
 
     def naivegenerate(self, input_ids: Tensor, *args, **kwargs):
         """Plain decoding with the same cache, warpers and stop set; arguments and result as in ``eagenerate``."""
@@ -198,12 +201,6 @@ def load_tokenizer(path: str, kwargs: dict) -> PreTrainedTokenizerBase | None:
         reason = str(error).strip().partition("\n")[0]
         warnings.warn(f"no tokenizer in {path} ({reason}): the stop set lacks the chat template's end-of-turn token", stacklevel=3)
         return None
-
-
-def _as_eagle(generation: Generation, log: bool):
-    if not log:
-        return generation.output_ids
-    return generation.output_ids, generation.new_tokens, generation.cycles - 1
 
 
 __all__ = ["DecodingOptions", "EaModel", "Generation", "SamplingOptions"]
