@@ -103,13 +103,8 @@ def build_pools(logits: Tensor, options: PoolOptions, draws: Draws, target_ids: 
         q_tail[:, n_lead:] = ((tail - tail[:, :1]) / options.temperature).softmax(-1)
     drawn = draws.token(q_tail)[:, None]  # [P, 1] index into the support
 
-    log_tail = log_q[:, n_lead:]
-    if n_lead == 0:
-        log_proxy = log_q[:, :1]
-    else:
-        log_z = log_tail.logsumexp(-1, keepdim=True)
-        log_proxy = torch.maximum(torch.minimum(log_q[:, n_lead - 1 : n_lead], log_z), log_tail[:, :1])
-    tail_is_empty = log_tail.exp().sum(-1, keepdim=True) == 0
+    log_proxy = sampled_log_proxy(log_q, n_lead)
+    tail_is_empty = log_q[:, n_lead:].exp().sum(-1, keepdim=True) == 0
     log_proxy = log_proxy.masked_fill(tail_is_empty, -torch.inf)
 
     # The fill slots are the next tokens in order, stepping over the sampled one where there is one.
@@ -126,3 +121,23 @@ def build_pools(logits: Tensor, options: PoolOptions, draws: Draws, target_ids: 
         support=support,
         q_tail=q_tail,
     )
+
+
+def sampled_log_proxy(log_q: Tensor, n_lead: int) -> Tensor:
+    """Log of the sampled slot's score: ``max(min(q(x_m), z), q(x_{m+1}))``, and ``q(x_1)`` for m = 0 (section 3.2).
+
+    z is the mass of the tail, summed and not 1 minus the head, which rounds to 0 for a near-certain lead. The clamp keeps the
+    score at or above that of every fill slot after rounding too. Nothing here may depend on the token drawn.
+
+    Args:
+        log_q: ``[P, S]`` log-probabilities of the support, falling.
+        n_lead: m, smaller than S.
+
+    Returns:
+        ``[P, 1]``.
+    """
+    log_tail = log_q[:, n_lead:]
+    if n_lead == 0:
+        return log_tail[:, :1]
+    log_z = log_tail.logsumexp(-1, keepdim=True)
+    return torch.maximum(torch.minimum(log_q[:, n_lead - 1 : n_lead], log_z), log_tail[:, :1])
