@@ -147,7 +147,7 @@ class Replay:
         return torch.tensor([self._choose(name, row) for name, row in zip(names, weights.tolist(), strict=True)])
 
     def accept(self, ratio) -> Tensor:
-        probability = min(ratio.tolist(), 1)
+        probability = min(ratio.tolist(), Fraction(1))
         return torch.tensor(self._choose(len(self.drawn), [1 - probability, probability]) == 1)
 
     def _choose(self, name, weights: list) -> int:
@@ -357,18 +357,16 @@ def compare(emitted: Law, laws: RandomLaws | ConstantLaws, arithmetic: Arithmeti
 
     Beyond these both laws go on as the target does, so no longer text can differ by more.
     """
-    through: Law = defaultdict(int)  # emitted texts that go on beyond this beginning, or end there
+    through: Law = defaultdict(int)  # emitted texts that begin so
     for tokens, probability in emitted.items():
         for length in range(len(tokens) + 1):
             through[tokens[:length]] += probability
     observed, expected = {(): through[()]}, {(): arithmetic.number(Fraction(1))}
-    for begin in sorted(through, key=len):
-        ended = emitted.get(begin, 0)
-        if through[begin] == ended:
-            continue
+    for begin in sorted({tokens[:length] for tokens in emitted for length in range(len(tokens))}, key=len):
+        ended = observed[begin] - through[begin] + emitted.get(begin, 0)  # here or before
         for token, p in enumerate(laws.target(begin)):
             longer, p = (*begin, token), arithmetic.number(p)
-            observed[longer] = through.get(longer, 0) + (observed[begin] - through[begin] + ended) * p
+            observed[longer] = through.get(longer, 0) + ended * p
             expected[longer] = expected[begin] * p
     worst = max(observed, key=lambda tokens: abs(observed[tokens] - expected[tokens]))
     return Comparison(observed, expected, worst)

@@ -6,7 +6,7 @@ batched over leading dimensions and exact up to rounding; pass float64.
     p       ``[..., V]`` target law
     q       ``[..., V]`` draft law at temperature 1; it ranks the tokens, ties by token id
     q_tail  ``[..., V]`` law of the sampled token (``tail_law``): 0 on the lead tokens, sum 1
-    n       slots of the pool, all of which survive; 1 <= n <= V
+    n       slots of the pool, all of which survive; at least 1, at most the tokens with q > 0
     m       lead slots, 0 <= m < n
 """
 
@@ -25,7 +25,7 @@ def tail_law(q: Tensor, m: int, temperature: float = 1.0) -> Tensor:
 
 def top(q: Tensor, n: int) -> Tensor:
     """bool ``[..., V]``: the n highest tokens of q (``Top_n``), ties by token id."""
-    order = q.sort(-1, descending=True, stable=True).indices[..., :n]
+    order = q.sort(dim=-1, descending=True, stable=True).indices[..., :n]
     return torch.zeros_like(q, dtype=torch.bool).scatter(-1, order, True)
 
 

@@ -1,0 +1,78 @@
+"""The closed forms of acceptance, against the enumerated acceptance of the real code and a linear program."""
+
+import itertools
+from fractions import Fraction
+
+import pytest
+import torch
+
+from rheo import theory
+from rheo.certify import Setting, enumerator
+from rheo.enumeration import RandomLaws
+
+CASES = list(itertools.product(range(12), (1, 2, 3), (0.5, 1.0, 2.0)))  # laws, n, temperature
+
+
+def enumerated(laws, n, m, temperature, verification):
+    """Probability that one level emits a drafted token, all n slots surviving: exactly, by ``rheo.verify``."""
+    setting = Setting("", 4, laws, n, m, 0, (n,), temperature=temperature, verification=verification)
+    work = enumerator(setting)
+    law = work.emitted((), work.kept_trees((), (n,))[n])
+    return sum((w for tokens, w in law.items() if len(tokens) > 1), Fraction(0))
+
+
+def tensors(laws, n, m, temperature):
+    """p, q, q_tail in float64; None where the draft's law has fewer than n tokens or no tail, so that slots are missing."""
+    tables = RandomLaws(4, laws)
+    p = torch.tensor([float(x) for x in tables.target(())], dtype=torch.float64)
+    q = torch.tensor([float(x) for x in tables.draft(())], dtype=torch.float64)
+    q = q / q.sum()
+    q_tail = theory.tail_law(q, m, temperature)
+    return None if q_tail.isnan().any() or (q > 0).sum() < n else (p, q, q_tail)
+
+
+def test_theorem_3_and_the_rrsw_formula_equal_the_enumerated_acceptance():
+    checked = 0
+    for (laws, n, temperature), m in itertools.product(CASES, range(3)):
+        if m >= n or (given := tensors(laws, n, m, temperature)) is None:
+            continue
+        checked += 1
+        expected = [float(enumerated(laws, n, m, temperature, v)) for v in ("rheo", "rrsw")]
+        found = [theory.rheo_acceptance(*given, n).item(), theory.rrsw_acceptance(*given, n, m).item()]
+        assert found == pytest.approx(expected, abs=1e-12), (laws, n, m, temperature)
+    assert checked > 60
+
+
+def test_top_k_acceptance_equals_the_enumerated_one():
+    for laws, n in itertools.product(range(12), (1, 2, 3)):
+        if (given := tensors(laws, n, 0, 1.0)) is not None:
+            p, q, _ = given
+            assert theory.top_k_acceptance(p, q, n).item() == pytest.approx(float(enumerated(laws, n, None, 1.0, "rheo")), abs=1e-12)
+
+
+def test_no_verifier_exceeds_the_transport_bound_and_its_closed_form():
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(60):
+        p, q = (torch.empty(7, dtype=torch.float64).exponential_(generator=generator) ** 2 for _ in range(2))
+        p, q = p / p.sum(), q / q.sum()
+        for n, m in ((1, 0), (2, 1), (4, 0), (4, 2), (6, 5)):
+            q_tail = theory.tail_law(q, m)
+            best = theory.best_acceptance(p, q, q_tail, n).item()
+            assert best == pytest.approx(theory.transport_bound(p, q, q_tail, n), abs=1e-9)  # the solver's own tolerance
+            rheo = theory.rheo_acceptance(p, q, q_tail, n).item()
+            assert theory.rrsw_acceptance(p, q, q_tail, n, m).item() <= best + 1e-12
+            assert rheo <= min(best, theory.rheo_upper_bound(p, q, q_tail, n).item()) + 1e-12
+            assert rheo >= theory.top_k_acceptance(p, q, n - 1).item() - 1e-12
+
+
+def test_rrsw_with_no_lead_token_is_the_same_as_rheo():
+    p, q = (torch.empty(5, 6, dtype=torch.float64).exponential_(generator=torch.Generator().manual_seed(s)) for s in (0, 1))
+    p, q = p / p.sum(-1, keepdim=True), q / q.sum(-1, keepdim=True)
+    q_tail = theory.tail_law(q, 0)
+    torch.testing.assert_close(theory.rheo_acceptance(p, q, q_tail, 3), theory.rrsw_acceptance(p, q, q_tail, 3, 0), atol=1e-14, rtol=0)
+
+
+def test_approximate_gap_is_zero_without_lead_tokens_and_positive_for_a_good_draft():
+    q = torch.tensor([0.4, 0.2, 0.15, 0.1, 0.08, 0.07], dtype=torch.float64)
+    assert theory.approximate_gap(q, q, theory.tail_law(q, 0), 2, 0).item() == 0
+    assert theory.approximate_gap(q, q, theory.tail_law(q, 1), 2, 1).item() >= 0
