@@ -1,0 +1,274 @@
+"""Wrong versions of the code, each a small patch that a plausible implementer could write, and the test that kills it.
+
+Most are killed by the exact output law: enumerated in float64 (``rheo.enumeration``), it is off by more than 1e-3 somewhere in a few small
+settings, where the right code stays under 1e-12. What does not change a law, or changes it by less, is killed by the test named here.
+"""
+
+import itertools
+import random
+from dataclasses import replace
+from fractions import Fraction
+
+import pytest
+import torch
+from patched import load_rheo
+
+from rheo.certify import Setting, all_budgets
+
+POWER = 1e-3  # exact difference that counts as killed
+PROXY = "log_proxy = sampled_log_proxy(log_q, n_lead)"
+STORED = "        support=support,\n        q_tail=q_tail,\n"
+
+
+def pool_law(expression):
+    """The pool hands out another law than it drew from."""
+    return {"pool": [(STORED, f"        support=support,\n        q_tail={expression},\n")]}
+
+
+MUTANTS = {
+    "the token's own probability as proxy": {"pool": [(PROXY, "log_proxy = log_q.gather(1, drawn)")]},
+    "the paper's ad-hoc proxy (half of q(x_m))": {"pool": [(PROXY, "log_proxy = log_q[:, max(n_lead - 1, 0)][:, None] - 0.6931471805599453")]},
+    "0.6 times the proxy, not clamped to q(x_{m+1})": {
+        "pool": [(PROXY, "log_proxy = sampled_log_proxy(log_q, n_lead) - 0.5108256237659907")]
+    },
+    "ties of survival broken by token id": {
+        "tree": [(
+            "    keep = best_first(scores)[: total_token - 1].sort().values",
+            "    by_id = torch.cat([pools.tokens.flatten() for pools in levels]).argsort(stable=True)\n"
+            "    keep = by_id[best_first(scores[by_id])][: total_token - 1].sort().values",
+        )]
+    },
+    "ties of survival in the order that topk happens to give, highest place first": {
+        "tree": [(
+            "    keep = best_first(scores)[: total_token - 1].sort().values",
+            "    keep = (scores.numel() - 1 - best_first(scores.flip(0)))[: total_token - 1].sort().values",
+        )]
+    },
+    "fill ranked before sampled at ties": {
+        "pool": [
+            ("torch.cat((lead, drawn, fill), 1)", "torch.cat((lead, fill, drawn), 1)"),
+            ("torch.cat((log_q[:, :n_lead], log_proxy, log_q.gather(1, fill)), 1)", "torch.cat((log_q[:, :n_lead], log_q.gather(1, fill), log_proxy), 1)"),
+            ("    kinds[n_lead] = SAMPLED\n", "    kinds[-1] = SAMPLED\n"),
+        ]
+    },
+    "min(1, p/q) on lead and fill tokens": {
+        "verification": [(
+            "    return draws.token(law)",
+            "    point = children & (tree.kinds != SAMPLED)\n"
+            "    candidate = pick(tree.tokens, point.int().argmax())\n"
+            "    q = pick(tree.log_scores, point.int().argmax()).exp()\n"
+            "    lenient = draws.accept(torch.where(point.any(), pick(p, candidate) / q, 0))\n"
+            "    return torch.where(lenient, candidate, draws.token(law))",
+        )]
+    },
+    "q instead of q_tail in the ratio": pool_law("q_tail * log_q[:, n_lead:].exp().sum(-1, keepdim=True)"),
+    "tail judged at another temperature than it was drawn at": pool_law("q_tail.square() / q_tail.square().sum(-1, keepdim=True)"),
+    "support truncated differently in drafting and in verification": pool_law(
+        "q_tail * (torch.arange(n_support) < n_support - 1) / (q_tail * (torch.arange(n_support) < n_support - 1)).sum(-1, keepdim=True)"
+    ),
+    "q_tail sorted again, ties the other way round": {
+        "pool": [(STORED, "        support=(vocab - 1 - logits.flip(-1).sort(descending=True, stable=True).indices[:, :n_support]),\n        q_tail=q_tail,\n")]
+    },
+    "residual skipped": {"verification": [("residual = normalised((p - q_tail).clamp_min(0), otherwise=p)", "residual = p")]},
+    "residual of a sampled slot that did not survive": {"verification": [("* survived)\n", "* (q_tail_kept := True))\n")]},
+    "absolute difference as residual": {
+        "verification": [("normalised((p - q_tail).clamp_min(0), otherwise=p)", "normalised((p - q_tail).abs(), otherwise=p)")]
+    },
+    "residual of the accepted proposals, norm(min(p, q_tail))": {
+        "verification": [("normalised((p - q_tail).clamp_min(0), otherwise=p)", "normalised(torch.minimum(p, q_tail), otherwise=p)")]
+    },
+    "q_tail of the wrong parent after pruning": {
+        "tree": [("        pool_rows=with_root(0, row_of[keep]),", "        pool_rows=with_root(0, row_of[keep].roll(1)),")]
+    },
+    "kept set not closed under parents: proxies above 1": {
+        "pool": [(PROXY, "log_proxy = sampled_log_proxy(log_q, n_lead) + 0.5"), (", log_q.gather(1, fill)), 1).clamp_max(0)", ", log_q.gather(1, fill)), 1)")]
+    },
+}  # fmt: skip
+FORGOTTEN_D2T = {"pool": [(STORED, "        support=ids,\n        q_tail=q_tail,\n")]}
+
+
+def settings(draft_ids=None, seeds=6):
+    """One level of three slots, then two levels of two and of three."""
+    for laws, m in itertools.product(range(seeds), (1, 0)):
+        yield Setting("", 4, laws, 3, m, 0, (1, 2, 3), draft_ids=draft_ids, arithmetic="float64")
+    for laws, (m, size) in itertools.product(range(seeds), ((1, 2), (0, 2))):
+        yield Setting("", 3, laws, size, m, 1, (2, 3, 4, 5), draft_ids=draft_ids, arithmetic="float64", merge=True)
+
+
+def killed(code, cases) -> float:
+    """The first exact difference above ``POWER``, else the largest one."""
+    worst = 0.0
+    for setting in cases:
+        # Node by node is enough for the verification; every draw of the construction is walked.
+        try:
+            for certificate in code.certify(replace(setting, merge=False) if setting.depth == 0 else setting):
+                worst = max(worst, certificate.comparison.difference)
+        except code.MergeError:
+            return float("inf")
+        if worst > POWER:
+            break
+    return worst
+
+
+def test_the_right_code_survives_what_kills_the_mutants():
+    assert killed(load_rheo(), itertools.chain(settings(), settings(draft_ids=(2, 0), seeds=3))) < 1e-12
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutant_fails_the_exact_law(name):
+    assert killed(load_rheo(MUTANTS[name]), settings()) > POWER
+
+
+def test_mutant_that_forgets_d2t_in_the_residual_fails_the_exact_law():
+    assert killed(load_rheo(FORGOTTEN_D2T), settings(draft_ids=(2, 0))) > POWER
+
+
+def test_mutant_that_filters_after_the_ratio_fails_the_exact_law():
+    """The target keeps its two most likely tokens; the mutant judges by the unfiltered law and filters what it draws from."""
+    code = load_rheo({"verification": [
+        ("    law = torch.where(accepted, one_hot(sampled, p), residual)", "    residual = normalised(torch.where(residual >= p.topk(2)[0][-1] * 0 + residual.topk(2)[0][-1], residual, 0), otherwise=p)\n    law = torch.where(accepted, one_hot(sampled, p), residual)"),
+    ]})  # fmt: skip
+
+    class Filtered(code.ConstantLaws):
+        pass
+
+    p, q = tuple(Fraction(x, 10) for x in (5, 3, 1, 1)), tuple(Fraction(x) for x in (1, 4, 4, 1))
+    work = code.enumerator(Setting("", 4, 0, 2, 0, 0, (2,), arithmetic="float64"), code.ConstantLaws(p, q))
+    law = work.emitted((), work.kept_trees((), (2,))[2])
+    kept = tuple(Fraction(x, 8) for x in (5, 3, 0, 0))
+    assert code.compare(law, code.ConstantLaws(kept, q), work.arithmetic).difference > POWER
+    # The same filter before the ratio, which is what the real code is given, is lossless.
+    right = load_rheo()
+    (certificate,) = right.certify(Setting("", 4, 0, 2, 0, 0, (2,)), right.ConstantLaws(kept, q))
+    assert certificate.comparison.difference == 0
+
+
+def test_mutant_that_shares_one_uniform_among_the_parents_of_a_level_fails_the_exact_law():
+    """Whether the second child's sampled slot survives hangs on the first child's draw: sharing ties it to its own token.
+
+    First child: score 0.7, its fill slot 0.21 or 0.14 by its draw; second child: 0.3, its sampled slot 0.15; six are kept.
+    """
+    code = load_rheo({"enumeration": [(
+        "        names = [(path, self.parents[:i].count(path)) for i, path in enumerate(self.parents)]  # padding may repeat a path\n"
+        "        return torch.tensor([self._choose(name, row) for name, row in zip(names, weights.tolist(), strict=True)])",
+        "        rows = (weights / weights.sum(-1, keepdim=True)).cumsum(-1).clamp_max(1)\n"
+        "        rows[:, -1] = 1\n"
+        "        edges = sorted({0.0, *rows.flatten().tolist()})\n"
+        "        piece = self._choose(len(self.drawn), [b - a for a, b in zip(edges, edges[1:])])\n"
+        "        return (rows > (edges[piece] + edges[piece + 1]) / 2).int().argmax(-1)",
+    )]})  # fmt: skip
+
+    def laws_of(module):
+        class Laws(module.ConstantLaws):
+            def draft(self, path):
+                return {(): (7, 2, 1), (0,): (5, 3, 2)}.get(path, (2, 3, 5)) if len(path) < 2 else (1, 1, 1)
+
+        p = tuple(Fraction(x, 10) for x in (2, 3, 5))
+        laws = Laws(p, (Fraction(1),) * 3)
+        laws.draft = lambda path: tuple(Fraction(x) for x in Laws.draft(laws, path))
+        return laws
+
+    setting = Setting("", 3, 0, 3, 1, 1, (4, 5, 6, 7), arithmetic="float64")
+    right = load_rheo()
+    assert max(c.comparison.difference for c in right.certify(setting, laws_of(right))) < 1e-12
+    assert max(c.comparison.difference for c in code.certify(setting, laws_of(code))) > POWER
+
+
+def test_mutant_whose_coin_is_the_uniform_that_drew_the_token_fails_the_exact_law():
+    """Drafting by inversion of one uniform u, accepting where that same u < p/q_tail."""
+    code = load_rheo()
+
+    class SharedCoin(code.Replay):
+        def token(self, weights):
+            index = super().token(weights)
+            if len(weights.shape) == 2:
+                law, taken = list(self.drawn.values())[-1]
+                self.piece = sum(law[:taken]), sum(law[: taken + 1])
+            return index
+
+        def accept(self, ratio):
+            low, high = self.piece
+            return super().accept(((ratio - low) / (high - low)).clamp(0, 1))
+
+    def emitted(draws_class):
+        laws = code.RandomLaws(4, 0)
+        law = {}
+        states = [({}, 1.0)]
+        while states:  # one level, build and verify under one source
+            choices, weight = states.pop()
+            draws = draws_class(choices)
+            draws.parents = [()]
+            logits = code.Arithmetic("float64").logits([laws.draft(())])[0]
+            tree = code.build_tree(torch.tensor(0), logits, None, code.TreeOptions(code.PoolOptions(2, 0, 0), 3, 0), draws)
+            p = [code.Arithmetic("float64").law(laws.target(path)) for path in ((), *((t,) for t in tree.tokens[1:].tolist()))]
+            verdict = code.verify(tree, lambda node: p[node], draws)
+            for name, (outcomes, taken) in draws.drawn.items():
+                if name not in choices:
+                    states += [({**choices, name: i}, weight * w) for i, w in enumerate(outcomes) if w > 0 and i != taken]
+                    choices, weight = {**choices, name: taken}, weight * outcomes[taken]
+            text = tuple(verdict.tokens[: verdict.count].tolist())
+            law[text] = law.get(text, 0.0) + weight
+        return code.compare(law, laws, code.Arithmetic("float64")).difference
+
+    assert emitted(code.Replay) < 1e-12
+    assert emitted(SharedCoin) > POWER
+
+
+def test_mutant_with_a_strict_coin_made_lenient_accepts_ratio_zero(monkeypatch):
+    """Too small for a law: the coin is exactly 0 once in 2^24 draws."""
+    monkeypatch.setattr(torch, "rand", lambda shape, **kwargs: torch.zeros(shape))
+    generator = torch.Generator()
+    assert not load_rheo().Draws(generator).accept(torch.tensor(0.0))
+    lenient = load_rheo({"draws": [("return coin < ratio", "return coin <= ratio")]})
+    assert lenient.Draws(generator).accept(torch.tensor(0.0))
+
+
+def test_mutant_that_takes_z_as_one_minus_the_head_scores_below_a_fill_slot():
+    """Too small for a law: 1 - q(x_1) rounds to 0 where the tail's sum does not."""
+    logits = torch.tensor([[0.0, -20.0, -20.5, -21.0]])
+
+    def scores(code):
+        source = code.Draws(torch.Generator().manual_seed(0))
+        return code.build_pools(logits, code.PoolOptions(3, 1, 0), source).log_proxy[0].exp()
+
+    right = scores(load_rheo())
+    assert right[1] >= right[2] > 0
+    wrong = load_rheo({"pool": [
+        ("    log_z = log_tail.logsumexp(-1, keepdim=True)\n", "    log_z = (1 - log_q[:, :n_lead].exp().sum(-1, keepdim=True)).log()\n"),
+        ("    return torch.maximum(torch.minimum(log_q[:, n_lead - 1 : n_lead], log_z), log_tail[:, :1])", "    return torch.minimum(log_q[:, n_lead - 1 : n_lead], log_z)"),
+    ]})  # fmt: skip
+    assert scores(wrong)[1] < scores(wrong)[2]
+
+
+BY_ID_IN_EXPANSION = {"tree": [(
+    "best_first(scores[-1])[: options.pool.size]",
+    "parents.tokens.flatten().argsort(stable=True)[best_first(scores[-1][parents.tokens.flatten().argsort(stable=True)])][: options.pool.size]",
+)]}  # fmt: skip
+
+
+def test_mutant_that_breaks_ties_by_token_id_in_the_expansion_only_builds_another_tree_with_the_right_law():
+    """Which tied node is expanded hangs on draws above or beside it, never on its own pool: the law stays, the tree is not the paper's."""
+    code, right = load_rheo(BY_ID_IN_EXPANSION), load_rheo()
+    assert killed(code, settings()) < 1e-12
+
+    laws = {(): (1, 1, 1), (0,): (2, 1, 1), (1,): (4, 4, 1), (2,): (2, 1, 1)}
+
+    def tree(module):
+        logits = {path: torch.tensor(row, dtype=torch.float64).log() for path, row in laws.items()}
+        frontier = [()]
+
+        def expand(tokens, ranks, level):
+            nonlocal frontier
+            frontier = [(*frontier[r], t) for r, t in zip(ranks.tolist(), tokens.tolist())]
+            return torch.stack([logits.get(path, logits[()]) for path in frontier])
+
+        options = module.TreeOptions(module.PoolOptions(2, 0, 0), 7, 2)
+        growth = module.grow(logits[()], expand, options, module.Draws(torch.Generator().manual_seed(random.Random(3).randrange(99))))
+        return [e.tolist() for e in growth.expanded], growth.scores.tolist()
+
+    assert tree(code) != tree(right)
+
+
+def test_two_draft_ids_on_one_target_id_keep_the_law_here_and_are_refused_at_load():
+    """Siblings with one target id: harmless for the one-draw form, whose laws add up by target id, but a wasted slot."""
+    assert killed(load_rheo(), settings(draft_ids=(2, 2), seeds=3)) < 1e-12
