@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
-from scipy import stats
+from scipy import optimize, stats
 
 
 @dataclass(frozen=True)
@@ -63,3 +63,51 @@ def _half_width(influence: np.ndarray) -> float | None:
 
 def _around(value: float, half: float | None) -> tuple[float | None, float | None]:
     return (None, None) if half is None else (float(value - half), float(value + half))
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Pearson's chi-square of counts against a known law; ``detectable`` as in ``goodness_of_fit``."""
+
+    statistic: float
+    degrees: int
+    p_value: float
+    detectable: float
+
+
+def goodness_of_fit(groups: list[tuple[np.ndarray, np.ndarray]], false_alarm: float, power: float = 0.9, pool_below: float = 5.0) -> Fit:
+    """Do counts follow their law? One chi-square over independent groups, each with its own total.
+
+    Args:
+        groups: per group (counts, expected counts) over the same cells, both with the same total. Cells expected less than
+            ``pool_below`` times are pooled. A count in a cell of expectation 0 makes the p-value 0.
+        false_alarm, power: of the test that ``detectable`` is about.
+
+    Returns:
+        ``detectable``: every law whose total variation distance to the expected one is at least this (over the pooled cells,
+        averaged over the groups' draws) fails the test with probability ``power``. Since the sum of |a - b| is at most the root of the sum
+        of (a - b)^2 / b, it is half the root of noncentrality over draws. 1 where no deviation would.
+    """
+    statistic, degrees, n = 0.0, 0, 0.0
+    for counts, expected in groups:
+        counts, expected = np.asarray(counts, float), np.asarray(expected, float)
+        if counts[expected == 0].any():
+            return Fit(math.inf, max(degrees, 1), 0.0, 0.0)
+        small = expected < pool_below
+        counts, expected = (np.append(x[~small], x[small].sum()) for x in (counts, expected))
+        if expected.size > 1 and expected[-1] < pool_below:  # the pool itself is small: into the smallest cell
+            smallest = expected[:-1].argmin()
+            counts[smallest] += counts[-1]
+            expected[smallest] += expected[-1]
+            counts, expected = counts[:-1], expected[:-1]
+        statistic += float(((counts - expected) ** 2 / expected).sum())
+        degrees, n = degrees + expected.size - 1, n + expected.sum()
+    if degrees == 0:
+        return Fit(statistic, 0, 1.0, 1.0)
+    critical = stats.chi2.isf(false_alarm, degrees)
+
+    def missing(noncentrality):
+        return stats.ncx2.sf(critical, degrees, noncentrality) - power
+
+    noncentrality = optimize.brentq(missing, 1e-9, 20 * critical + 100)
+    return Fit(statistic, degrees, float(stats.chi2.sf(statistic, degrees)), min(1.0, math.sqrt(noncentrality / n) / 2))

@@ -1,0 +1,201 @@
+"""Is generation with *this* pair lossless? ``python -m rheo.certify --model B --head E``.
+
+Draws many continuations of three tokens of one prompt through ``EaModel.generate`` and compares them with the target's exact law, which
+a plain forward of transformers' own model gives: no cache, no tree, nothing of ours but the warpers. The first token comes from the
+prefill and proves nothing, so all is conditioned on it; the law of the second and third tokens, the first two that are drafted, is tested by
+chi-square. A token of probability 0 fails at once.
+"""
+
+import argparse
+import sys
+from collections import Counter, defaultdict
+from dataclasses import replace
+
+import numpy as np
+import torch
+from tqdm import tqdm
+
+from eagle.model.decoding import NonFiniteLogits
+from eagle.model.ea_model import EaModel
+from eagle.model.law import TargetLaw
+from evaluation.prompts import TEMPLATES, build_prompt, check_template
+from evaluation.statistics import Fit, goodness_of_fit
+from rheo import VERIFICATIONS
+
+FALSE_ALARM = 1e-6
+LENGTH = 3
+PROMPT = "Write one sentence about the sea."
+
+
+class ExactLaw:
+    """The target's next-token law after the prompt and a few tokens, by plain forwards.
+
+    Args:
+        prompt: int64 ``[1, L]``.
+        options: decoding options whose law is meant.
+    """
+
+    def __init__(self, model: EaModel, prompt: torch.Tensor, options):
+        self.model, self.prompt, self.law = model, prompt, TargetLaw(options.law)
+        self.known: dict[tuple[int, ...], torch.Tensor] = {}
+
+    @torch.inference_mode()
+    def look_up(self, texts: list[tuple[int, ...]], batch: int = 16) -> None:
+        """Compute the laws after ``texts``, all of one length, float64 ``[V]`` each."""
+        texts = [t for t in dict.fromkeys(texts) if t not in self.known]
+        for start in range(0, len(texts), batch):
+            part = texts[start : start + batch]
+            tails = torch.tensor(part, dtype=torch.long).reshape(len(part), -1)
+            ids = torch.cat((self.prompt.expand(len(part), -1), tails), 1).to(self.model.target.device)
+            logits = self.model.base_model(input_ids=ids, logits_to_keep=1, use_cache=False).logits[:, -1]
+            for text, row in zip(part, logits):
+                self.known[text] = self.law(row).double().cpu()
+
+    def __getitem__(self, text: tuple[int, ...]) -> torch.Tensor:
+        self.look_up([text])
+        return self.known[text]
+
+
+def cells_after(first: int, n: int, law: ExactLaw, stops: frozenset[int]) -> dict[tuple[int, ...], float]:
+    """{(second,) or (second, third): expected count} of n draws after ``first``, the cells that n draws can tell apart.
+
+    A second token is split by its third where that gives cells of at least 5 draws; what is left of a split cell
+    is the cell ``(second, -1)``, what is left of all is ``(-1,)``.
+    """
+    p = law[(first,)]
+    frequent = [(t, n * p[t].item()) for t in (n * p >= 5).nonzero()[:, 0].tolist()]
+    split = [t for t, expected in frequent if expected >= 10 and t not in stops]
+    law.look_up([(first, t) for t in split])
+    cells: dict[tuple[int, ...], float] = {}
+    for token, expected in frequent:
+        if token not in split:
+            cells[(token,)] = expected
+            continue
+        thirds = expected * law[(first, token)]
+        inside = (thirds >= 5).nonzero()[:, 0].tolist()
+        cells |= {(token, t): thirds[t].item() for t in inside}
+        cells[(token, -1)] = max(expected - sum(thirds[t].item() for t in inside), 0.0)
+    cells[(-1,)] = max(n - sum(cells.values()), 0.0)
+    return cells
+
+
+def cell_of(rest: tuple[int, ...], cells: dict) -> tuple[int, ...]:
+    """The cell of a second and third token."""
+    return next(c for c in (rest, rest[:1], (*rest[:1], -1), (-1,)) if c in cells)
+
+
+def test_pair(model: EaModel, prompt: torch.Tensor, options, samples: int) -> tuple[Fit, dict]:
+    """Draw ``samples`` continuations with seeds 0, 1, ... and test their law.
+
+    Returns:
+        The fit, and what there is to say about it: ``used`` continuations behind it, ``impossible`` ones, the share of ``accepted`` drafted tokens.
+    """
+    law = ExactLaw(model, prompt, options)
+    texts, kinds, emitted = [], 0, 0
+    for seed in tqdm(range(samples), unit="continuation", desc="draw"):
+        generation = model.generate(prompt, replace(options, max_new_tokens=LENGTH, max_length=None, seed=seed))
+        texts.append(tuple(generation.token_ids))
+        accepted = [n - 1 for n in generation.accept_lengths]
+        kinds, emitted = kinds + sum(accepted), emitted + sum(generation.accept_lengths)
+    impossible = find_impossible(texts, law, options)
+    by_first = defaultdict(list)
+    for text in texts:
+        if len(text) > 1:
+            by_first[text[0]].append(text[1:])
+    groups, used = [], 0
+    for first, rests in sorted(by_first.items()):
+        if len(rests) < 20:  # too few draws to tell two cells apart
+            continue
+        cells = cells_after(first, len(rests), law, model.stop_ids)
+        counts = Counter(cell_of(rest, cells) for rest in rests)
+        groups.append((np.array([counts[c] for c in cells]), np.array(list(cells.values()))))
+        used += len(rests)
+    fit = goodness_of_fit(groups, FALSE_ALARM, pool_below=5.0)
+    return fit, {"used": used, "impossible": impossible, "accepted": kinds / max(emitted, 1)}
+
+
+def find_impossible(texts: list[tuple[int, ...]], law: ExactLaw, options) -> list[tuple[int, ...]]:
+    """Texts that the target never emits; without a filter no token is impossible, and nothing is computed."""
+    filters = options.law
+    if not (filters.top_k or filters.top_p or filters.min_p or filters.greedy):
+        return []
+    distinct = sorted(set(texts))
+    for length in range(LENGTH):
+        law.look_up([text[:length] for text in distinct if len(text) > length])
+    return [text for text in distinct if any(law[text[:i]][text[i]] == 0 for i in range(len(text)))]
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m rheo.certify", description="Statistical test of whole generations of a pair.",
+                                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)  # fmt: skip
+    add = parser.add_argument
+    add("--model", required=True, help="target: Hub id, folder, .gguf file, or smollm2-demo")
+    add("--head", help="EAGLE-3 head: Hub id or folder (smollm2-demo brings its own)")
+    add("--samples", type=int, default=400, help="continuations to draw; the detectable deviation falls with their root")
+    add("--prompt", default=PROMPT)
+    add("--template", default="auto", choices=TEMPLATES)
+    add("--temperature", type=float, default=1.0)
+    add("--filter-top-k", type=int, default=0)
+    add("--filter-top-p", type=float, default=0.0)
+    add("--filter-min-p", type=float, default=0.0)
+    add("--sampling", default="rheo", choices=("rheo", "topk"))
+    add("--m", type=int)
+    add("--support", type=int)
+    add("--verification", choices=VERIFICATIONS)
+    add("--total-token", type=int, default=12)
+    add("--depth", type=int, default=2, help="three levels are as many as three tokens need")
+    add("--top-k", type=int, default=10, help="slots of a pool")
+    add("--dtype", default="auto", help="float32 is the cleanest: half precision rounds a tree's forward differently from a text's")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> int:
+    """0 where nothing speaks against the law, 1 where the test fails."""
+    args = build_parser().parse_args(argv)
+    try:
+        if args.samples < 20:
+            raise ValueError(f"--samples is {args.samples}; at least 20 are needed")
+        model = EaModel.from_pretrained(args.model, args.head, args.total_token, args.depth, args.top_k, dtype=args.dtype)
+        check_template(args.template, model.tokenizer)
+        options = model.options(
+            args.temperature, args.filter_top_p, args.filter_top_k, args.filter_min_p,
+            sampling=args.sampling, m=args.m, support=args.support, verification=args.verification,
+        )  # fmt: skip
+        prompt = build_prompt(args.template, model.tokenizer, [args.prompt], [])
+        print(f"{args.samples} continuations of {LENGTH} tokens of {args.prompt!r} ({prompt.shape[1]} tokens), {describe(args)}", flush=True)
+        fit, facts = test_pair(model, prompt, options, args.samples)
+    except (ValueError, OSError, NonFiniteLogits) as error:
+        sys.exit(f"error: {error}")
+    print(report(fit, facts, args.samples))
+    return int(bool(facts["impossible"]) or fit.p_value < FALSE_ALARM)
+
+
+def describe(args: argparse.Namespace) -> str:
+    """The settings in words."""
+    method = args.sampling if args.sampling == "topk" else f"rheo m {1 if args.m is None else args.m}, verification {args.verification or 'rheo'}"
+    return f"{method}, T {args.temperature}, tree {args.total_token} x {args.depth}"
+
+
+def report(fit: Fit, facts: dict, samples: int) -> str:
+    """The verdict, and how large a fault it could have seen."""
+    lines = [f"{facts['accepted']:.0%} of the tokens of the cycles were drafted ones that verification accepted"]
+    if facts["impossible"]:
+        shown = ", ".join(str(list(text)) for text in facts["impossible"][:5])
+        lines.append(f"NOT LOSSLESS: {len(facts['impossible'])} texts that the target never emits, among them {shown}")
+    lines.append(f"{facts['used']} of {samples} continuations share their first token with at least 19 others and are tested, given that token")
+    if fit.degrees == 0:
+        lines.append("No test: the law of these continuations has a single cell. Raise --samples or --temperature, or change --prompt.")
+        return "\n".join(lines)
+    lines.append(f"law of the second and third token: chi-square {fit.statistic:.1f} with {fit.degrees} degrees of freedom, p = {fit.p_value:.3g}")
+    lines.append(
+        f"A law off by {fit.detectable:.3f} in total variation over these cells, or more, would fail with probability 0.9 "
+        f"(false alarms: {FALSE_ALARM:g})."
+    )
+    failed = fit.p_value < FALSE_ALARM
+    lines.append("NOT LOSSLESS: the law of the output is not the target's." if failed else "Nothing speaks against the target's law.")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
