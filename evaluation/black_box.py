@@ -84,19 +84,19 @@ def cell_of(rest: tuple[int, ...], cells: dict) -> tuple[int, ...]:
     return next(c for c in (rest, rest[:1], (*rest[:1], -1), (-1,)) if c in cells)
 
 
-def test_pair(model: EaModel, prompt: torch.Tensor, options, samples: int) -> tuple[Fit, dict]:
+def draw_and_test(model: EaModel, prompt: torch.Tensor, options, samples: int) -> tuple[Fit, dict]:
     """Draw ``samples`` continuations with seeds 0, 1, ... and test their law.
 
     Returns:
-        The fit, and what there is to say about it: ``used`` continuations behind it, ``impossible`` ones, the share of ``accepted`` drafted tokens.
+        The fit, and what there is to say about it: ``used`` continuations behind it, ``impossible`` texts, and the share of
+        the cycles' tokens that were ``accepted`` drafted ones.
     """
     law = ExactLaw(model, prompt, options)
-    texts, kinds, emitted = [], 0, 0
+    texts, lengths = [], []
     for seed in tqdm(range(samples), unit="continuation", desc="draw"):
         generation = model.generate(prompt, replace(options, max_new_tokens=LENGTH, max_length=None, seed=seed))
         texts.append(tuple(generation.token_ids))
-        accepted = [n - 1 for n in generation.accept_lengths]
-        kinds, emitted = kinds + sum(accepted), emitted + sum(generation.accept_lengths)
+        lengths += generation.accept_lengths
     impossible = find_impossible(texts, law, options)
     by_first = defaultdict(list)
     for text in texts:
@@ -111,7 +111,7 @@ def test_pair(model: EaModel, prompt: torch.Tensor, options, samples: int) -> tu
         groups.append((np.array([counts[c] for c in cells]), np.array(list(cells.values()))))
         used += len(rests)
     fit = goodness_of_fit(groups, FALSE_ALARM, pool_below=5.0)
-    return fit, {"used": used, "impossible": impossible, "accepted": kinds / max(emitted, 1)}
+    return fit, {"used": used, "impossible": impossible, "accepted": 1 - len(lengths) / max(sum(lengths), 1)}
 
 
 def find_impossible(texts: list[tuple[int, ...]], law: ExactLaw, options) -> list[tuple[int, ...]]:
@@ -164,7 +164,7 @@ def main(argv: list[str] | None = None) -> int:
         )  # fmt: skip
         prompt = build_prompt(args.template, model.tokenizer, [args.prompt], [])
         print(f"{args.samples} continuations of {LENGTH} tokens of {args.prompt!r} ({prompt.shape[1]} tokens), {describe(args)}", flush=True)
-        fit, facts = test_pair(model, prompt, options, args.samples)
+        fit, facts = draw_and_test(model, prompt, options, args.samples)
     except (ValueError, OSError, NonFiniteLogits) as error:
         sys.exit(f"error: {error}")
     print(report(fit, facts, args.samples))
