@@ -314,7 +314,8 @@ def _paths(tree: Tree) -> list[Path]:
 def _key(tree: Tree) -> tuple:
     """Everything of a tree that verification reads; equal keys have equal laws."""
     rows = tree.pool_rows[sorted(set(tree.parents[tree.valid].tolist()))]
-    parts = (tree.tokens, tree.parents, tree.kinds, tree.valid, tree.support[rows], tree.q_tail[rows])
+    tokens, kinds = (torch.where(tree.valid, part, 0) for part in (tree.tokens, tree.kinds))  # padding may hold anything
+    parts = (tokens, tree.parents, kinds, tree.valid, tree.support[rows], tree.q_tail[rows])
     return tuple(tuple(part.flatten().tolist()) for part in parts)
 
 

@@ -25,15 +25,15 @@ ARMS = [{"sampling": "topk"}, {"sampling": "rheo", "m": 1}, {"sampling": "rheo",
 
 @pytest.mark.parametrize("arm", ARMS, ids=str)
 def test_right_code_passes_and_says_what_it_could_have_seen(model, arm):
-    fit, facts = draw_and_test(model, PROMPT, model.options(temperature=1.0, **arm), 1000)
-    assert fit.p_value > FALSE_ALARM and fit.degrees > 20 and facts["used"] > 900 and 0 < fit.detectable < 0.2
-    assert "Nothing speaks against" in report(fit, facts, 1000) and facts["accepted"] > 0
+    fit, facts = draw_and_test(model, PROMPT, model.options(temperature=1.0, **arm), 400)
+    assert fit.p_value > FALSE_ALARM and fit.degrees > 10 and facts["used"] > 300 and 0 < fit.detectable < 0.3
+    assert "Nothing speaks against" in report(fit, facts, 400) and facts["accepted"] > 0
 
 
 def test_verification_without_its_residual_fails(model, monkeypatch):
     monkeypatch.setattr(rheo.verification, "normalised", lambda weights, otherwise: otherwise)
-    fit, facts = draw_and_test(model, PROMPT, model.options(temperature=1.0, sampling="rheo", m=1), 1000)
-    assert fit.p_value < FALSE_ALARM and "NOT LOSSLESS" in report(fit, facts, 1000)
+    fit, facts = draw_and_test(model, PROMPT, model.options(temperature=1.0, sampling="rheo", m=1), 600)
+    assert fit.p_value < FALSE_ALARM and "NOT LOSSLESS" in report(fit, facts, 600)
 
 
 def test_a_token_that_the_filter_bans_fails_at_once(model, monkeypatch):

@@ -5,7 +5,6 @@ settings, where the right code stays under 1e-12. What does not change a law, or
 """
 
 import itertools
-import random
 from dataclasses import replace
 from fractions import Fraction
 
@@ -191,7 +190,7 @@ def test_mutant_whose_coin_is_the_uniform_that_drew_the_token_fails_the_exact_la
             return super().accept(((ratio - low) / (high - low)).clamp(0, 1))
 
     def emitted(draws_class):
-        laws = code.RandomLaws(4, 0)
+        laws = code.ConstantLaws(*(tuple(Fraction(x, 10) for x in row) for row in ((1, 2, 3, 4), (4, 3, 2, 1))))
         law = {}
         states = [({}, 1.0)]
         while states:  # one level, build and verify under one source
@@ -242,7 +241,7 @@ def test_mutant_that_takes_z_as_one_minus_the_head_scores_below_a_fill_slot():
 
 BY_ID_IN_EXPANSION = {"tree": [(
     "best_first(scores[-1])[: options.pool.size]",
-    "parents.tokens.flatten().argsort(stable=True)[best_first(scores[-1][parents.tokens.flatten().argsort(stable=True)])][: options.pool.size]",
+    "(by_id := levels[-1].tokens.flatten().argsort(stable=True))[best_first(scores[-1][by_id])][: options.pool.size]",
 )]}  # fmt: skip
 
 
@@ -251,9 +250,9 @@ def test_mutant_that_breaks_ties_by_token_id_in_the_expansion_only_builds_anothe
     code, right = load_rheo(BY_ID_IN_EXPANSION), load_rheo()
     assert killed(code, settings()) < 1e-12
 
-    laws = {(): (1, 1, 1), (0,): (2, 1, 1), (1,): (4, 4, 1), (2,): (2, 1, 1)}
+    laws = {(): (8, 4, 2, 2), (0,): (2, 2, 4, 8)}  # scores 1/2, 1/4; below them 1/4, 1/8 and 1/8, 1/16: paths (0, 2) and (1, 0) tie
 
-    def tree(module):
+    def expanded(module):
         logits = {path: torch.tensor(row, dtype=torch.float64).log() for path, row in laws.items()}
         frontier = [()]
 
@@ -262,11 +261,10 @@ def test_mutant_that_breaks_ties_by_token_id_in_the_expansion_only_builds_anothe
             frontier = [(*frontier[r], t) for r, t in zip(ranks.tolist(), tokens.tolist())]
             return torch.stack([logits.get(path, logits[()]) for path in frontier])
 
-        options = module.TreeOptions(module.PoolOptions(2, 0, 0), 7, 2)
-        growth = module.grow(logits[()], expand, options, module.Draws(torch.Generator().manual_seed(random.Random(3).randrange(99))))
-        return [e.tolist() for e in growth.expanded], growth.scores.tolist()
+        module.grow(logits[()], expand, module.TreeOptions(module.PoolOptions(2, None), 7, 2), None)
+        return frontier
 
-    assert tree(code) != tree(right)
+    assert expanded(right) == [(0, 3), (0, 2)] and expanded(code) == [(0, 3), (1, 0)]
 
 
 def test_two_draft_ids_on_one_target_id_keep_the_law_here_and_are_refused_at_load():

@@ -10,12 +10,12 @@ from rheo import theory
 from rheo.certify import Setting, enumerator
 from rheo.enumeration import RandomLaws
 
-CASES = list(itertools.product(range(12), (1, 2, 3), (0.5, 1.0, 2.0)))  # laws, n, temperature
+CASES = list(itertools.product(range(9), (1, 2, 3), (0.5, 1.0, 2.0)))  # laws, n, temperature
 
 
 def enumerated(laws, n, m, temperature, verification):
     """Probability that one level emits a drafted token, all n slots surviving: exactly, by ``rheo.verify``."""
-    setting = Setting("", 4, laws, n, m, 0, (n,), temperature=temperature, verification=verification)
+    setting = Setting("", 4, laws, n, m, 0, (n,), temperature=temperature, verification=verification, merge=True)
     work = enumerator(setting)
     law = work.emitted((), work.kept_trees((), (n,))[n])
     return sum((w for tokens, w in law.items() if len(tokens) > 1), Fraction(0))
@@ -40,7 +40,7 @@ def test_theorem_3_and_the_rrsw_formula_equal_the_enumerated_acceptance():
         expected = [float(enumerated(laws, n, m, temperature, v)) for v in ("rheo", "rrsw")]
         found = [theory.rheo_acceptance(*given, n).item(), theory.rrsw_acceptance(*given, n, m).item()]
         assert found == pytest.approx(expected, abs=1e-12), (laws, n, m, temperature)
-    assert checked > 60
+    assert checked > 50
 
 
 def test_top_k_acceptance_equals_the_enumerated_one():

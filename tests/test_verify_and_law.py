@@ -1,17 +1,12 @@
 """Verification and the target's law: the laws that are too small for a test of the output law."""
 
-import itertools
-
 import pytest
 import torch
-from exact import RandomLaws, enumerate_runs, grown_trees, load_rheo, tree_paths
 from tiny import PROMPT, tiny_pair
 from transformers import GenerationConfig
 
 from eagle.model.law import SamplingOptions, TargetLaw
 from rheo import Draws, PoolOptions, TreeOptions, build_tree, verify
-
-CODE = load_rheo()
 
 
 def draws(seed=0):
@@ -83,53 +78,6 @@ def test_law6_a_residual_that_underflows_falls_back_to_p_and_is_never_nan():
     source = Refusing(torch.Generator().manual_seed(0))
     seen = [verify(tree, lambda node: p, source).tokens[0].item() for _ in range(200)]
     assert set(seen) == {0, 1, 2}
-
-
-def literal_algorithm1(tree, laws, node, draws_, verification):
-    """The paper's Algorithm 1 with its one-by-one tests of the children (spec section 4), on plain lists."""
-    paths = tree_paths(tree)
-    p = laws.at(paths[node])[0].clone()
-    children = [n for n in range(1, tree.tokens.numel()) if tree.parents[n] == node and tree.valid[n]]
-    row = tree.pool_rows[node]
-    q_tail = torch.zeros_like(p).index_add_(0, tree.support[row], tree.q_tail[row])
-    order = {"rheo": (1, 0, 2), "rrsw": (0, 1, 2)}[verification]  # kinds: lead 0, sampled 1, fill 2
-    for kind in order:
-        for child in (c for c in children if tree.kinds[c] == kind):
-            token = tree.tokens[child]
-            if kind == 1:
-                accepted = draws_.accept((p[token] / q_tail[token]).clamp(max=1))
-                left = (p - q_tail).clamp_min(0)
-            else:
-                accepted = draws_.accept(p[token])
-                left = p.clone()
-                left[token] = 0
-            if accepted:
-                return (token.item(), *literal_algorithm1(tree, laws, child, draws_, verification))
-            p = left / left.sum() if left.sum() > 0 else p
-    return (draws_.token(p).item(),)
-
-
-@pytest.mark.parametrize("verification", ["rheo", "rrsw"])
-@pytest.mark.parametrize("m", [None, 0, 1, 2])
-def test_one_draw_verification_has_the_law_of_testing_the_children_one_by_one(m, verification):
-    for seed, budget in itertools.product(range(4), (2, 4, 7)):
-        laws = RandomLaws(4, seed)
-        for _, tree in grown_trees(CODE, laws, PoolOptions(3, m, 0), 1, (budget,))[budget].values():
-            paths = tree_paths(tree)
-
-            def fast(source):
-                verdict = CODE.verify(tree, lambda node: laws.at(paths[node])[0], source, verification)
-                return tuple(verdict.tokens[: verdict.count].tolist())
-
-            tables = []
-            for run in (fast, lambda source: literal_algorithm1(tree, laws, 0, source, verification)):
-                table = {}
-                for weight, tokens in enumerate_runs(run):
-                    table[tokens] = table.get(tokens, 0) + weight
-                tables.append(table)
-            for tokens in tables[0].keys() | tables[1].keys():
-                assert tables[0].get(tokens, 0) == pytest.approx(tables[1].get(tokens, 0), abs=1e-12)
-            break  # one tree of each setting: the law of all trees is test_exact's
 
 
 def test_verification_reads_the_target_at_visited_nodes_only():
