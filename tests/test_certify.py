@@ -11,6 +11,7 @@ import pytest
 import torch
 from patched import load_rheo
 
+from eagle.model.law import SamplingOptions, TargetLaw
 from rheo import FILL, LEAD, SAMPLED, certify
 from rheo.certify import Setting, all_budgets, enumerator, table1
 from rheo.enumeration import Arithmetic, ConstantLaws, RandomLaws, Replay, compare, outcomes
@@ -81,6 +82,24 @@ def test_float64_replay_and_fractions_agree(setting):
         shared = law.keys() & rounded[budget].keys()
         assert len(shared) > setting.vocab
         assert [rounded[budget][text] for text in shared] == pytest.approx([float(law[text]) for text in shared], abs=1e-12)
+
+
+@pytest.mark.parametrize("filters", [{"top_k": 2}, {"top_p": 0.7}, {"min_p": 0.3}, {"temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": 0.05}], ids=str)
+def test_output_law_under_filters_is_the_law_of_transformers_warpers(filters):
+    """Target laws made by the warpers that decoding uses (equal to those of ``generate``: test_law12), taken as fractions."""
+    law = TargetLaw(SamplingOptions(**({"temperature": 1.0} | filters)))
+
+    class Warped(RandomLaws):
+        def target(self, path):
+            logits = torch.tensor([float(x) for x in super().target(path)]).clamp_min(1e-3).log()
+            p = [Fraction(x) for x in law(logits).tolist()]
+            return tuple(x / sum(p) for x in p)
+
+    for m, verification in ((None, "rheo"), (0, "rheo"), (1, "rheo"), (1, "rrsw")):
+        setting = Setting("", 4, 0, 3, m, 1, (2, 5), verification=verification, merge=True)
+        for certificate in certify.certify(setting, Warped(4, 7)):
+            assert certificate.comparison.difference == 0
+            assert 0 in certificate.comparison.expected.values()  # the filter did remove something
 
 
 def test_two_cycles_composed_have_the_law_of_two_cycles_walked_jointly():
