@@ -45,7 +45,7 @@ class Setting:
         draft_ids: target ids of a reduced draft vocabulary; None for the whole.
         cycles: cycles in a row.
         arithmetic: "fractions" or "float64".
-        merge: see ``Enumerator``.
+        walk: see ``Enumerator``.
     """
 
     group: str
@@ -61,7 +61,7 @@ class Setting:
     draft_ids: tuple[int, ...] | None = None
     cycles: int = 1
     arithmetic: str = "fractions"
-    merge: bool = False
+    walk: str = "jointly"
 
     def __str__(self) -> str:
         m = "Top-K" if self.m is None else f"m {self.m}"
@@ -94,7 +94,7 @@ def enumerator(setting: Setting, laws=None) -> Enumerator:
         depth=setting.depth,
         verification=setting.verification,
         arithmetic=Arithmetic(setting.arithmetic),
-        merge=setting.merge,
+        walk=setting.walk,
     )
 
 
@@ -129,10 +129,10 @@ def quick_settings() -> Iterator[Setting]:
             continue
         small = Setting("every draw, fractions", vocab, 0, size, m, depth, all_budgets(vocab, size, depth), verification=verification)
         if vocab * depth == 3:
-            small = replace(small, group="merged draws, fractions", merge=True)
+            small = replace(small, group="merged draws, fractions", walk="merged")
         for laws, temperature, support in conditions:
             yield replace(small, laws=laws, temperature=temperature, support=support)
-        yield replace(small, group="every draw, float64", arithmetic="float64", laws=3, merge=False, budgets=small.budgets[::2])
+        yield replace(small, group="every draw, float64", arithmetic="float64", laws=3, walk="jointly", budgets=small.budgets[::2])
         if vocab == 3:
             yield replace(small, group="reduced draft vocabulary, fractions", laws=4, draft_ids=(2, 0))
     for m, verification in ways[:4]:
@@ -141,35 +141,33 @@ def quick_settings() -> Iterator[Setting]:
             yield two
             yield replace(two, vocab=3, depth=0, budgets=(1, 2), cycles=3)
     for m, verification in ways:
-        yield Setting("vocabulary 6, K 5, depth 4, merged draws, fractions", 6, 6, 5, m, 4, (5,), verification=verification, merge=True)
+        yield Setting("vocabulary 6, K 5, depth 4, merged draws, fractions", 6, 6, 5, m, 4, (5,), verification=verification, walk="merged")
 
 
 def full_settings() -> Iterator[Setting]:
-    """Every m, budget, verification, several temperatures and laws, up to vocabulary 4, K 3, depth 2; larger ones merged."""
+    """Every m, budget and verification up to vocabulary 4, K 3 and depth 2, with several temperatures, supports and laws; larger ones merged."""
     yield from quick_settings()
-    conditions = tuple(itertools.product((0.5, 1.0, 2.0), (0, 2)))
-    shapes = [(v, k, d) for d, v, k in itertools.product((0, 1, 2), (2, 3, 4), (1, 2, 3))]
-    for vocab, size, depth in shapes:
-        ways = ((None, "rheo"), *itertools.product(range(size), VERIFICATIONS))
-        for m, verification in ways:
+    conditions = tuple(itertools.product((0.5, 1.0, 2.0), (0, 2)))  # temperature, support
+    for depth, vocab, size in itertools.product((0, 1, 2), (2, 3, 4), (1, 2, 3)):
+        for m, verification in ((None, "rheo"), *itertools.product(range(size), VERIFICATIONS)):
             base = Setting("every draw, fractions", vocab, 0, size, m, depth, all_budgets(vocab, size, depth), verification=verification)
-            if depth == 2 and vocab * size > 6:  # thousands of trees: one condition, verification node by node
-                base = replace(base, group="depth 2, merged draws, fractions", merge=True)
+            if depth > 0:
+                base = replace(base, group=f"every draw, depth {depth}, node by node, fractions", walk="by node")
+            if depth == 2:
                 yield replace(base, laws=10)
                 yield replace(base, laws=11, temperature=0.5, support=3)
                 continue
-            for laws, (temperature, support) in itertools.product((10, 11, 12, 13), conditions):
+            for laws, (temperature, support) in enumerate(conditions * (3 if depth == 0 else 1), 20):
                 yield replace(base, laws=laws, temperature=temperature, support=support)
             yield replace(base, group="every draw, float64", arithmetic="float64", laws=14)
             if vocab > 2:
                 yield replace(base, group="reduced draft vocabulary, fractions", laws=15, draft_ids=(2, 0))
     for (m, verification), laws in itertools.product(((None, "rheo"), *itertools.product((0, 1), VERIFICATIONS)), (20, 21)):
-        two = Setting("two and three cycles in a row, fractions", 3, laws, 2, m, 1, (1, 2, 3, 4, 5, 6), cycles=2, verification=verification)
+        two = Setting("two and three cycles in a row, fractions", 3, laws, 2, m, 1, (2, 4), cycles=2, verification=verification, walk="by node")
         yield two
         yield replace(two, vocab=2, cycles=3)
-    for m, verification in ((None, "rheo"), *itertools.product((0, 1, 2, 4), VERIFICATIONS)):
-        for budget in (3, 6, 9, 12):
-            yield Setting("vocabulary 6, K 5, depth 4, merged draws, fractions", 6, 30, 5, m, 4, (budget,), verification=verification, merge=True)
+    for (m, verification), budget in itertools.product(((None, "rheo"), *itertools.product((0, 1, 2, 4), VERIFICATIONS)), (3, 6, 9)):
+        yield Setting("vocabulary 6, K 5, depth 4, merged draws, fractions", 6, 30, 5, m, 4, (budget,), verification=verification, walk="merged")
 
 
 def merging_against_every_draw(settings) -> int:
@@ -180,7 +178,7 @@ def merging_against_every_draw(settings) -> int:
     """
     compared = 0
     for setting in settings:
-        for every, merged in zip(certify(replace(setting, merge=False)), certify(replace(setting, merge=True)), strict=True):
+        for every, merged in zip(certify(replace(setting, walk="jointly")), certify(replace(setting, walk="merged")), strict=True):
             if every.comparison.observed != merged.comparison.observed:
                 raise MergeError(f"{setting}, {every.budget} drafted nodes: merging draws changes the output law")
             compared += 1
@@ -232,7 +230,7 @@ def smallest_failure(found: Certificate) -> Certificate:
     for depth, vocab, size in itertools.product(range(setting.depth + 1), range(2, setting.vocab + 1), range(1, setting.size + 1)):
         if setting.m is not None and setting.m >= size:
             continue
-        small = replace(setting, depth=depth, vocab=vocab, size=size, budgets=all_budgets(vocab, size, depth)[:6], merge=depth > 0)
+        small = replace(setting, depth=depth, vocab=vocab, size=size, budgets=all_budgets(vocab, size, depth)[:6], walk="by node")
         for laws in range(8):
             try:
                 failures = [c for c in certify(replace(small, laws=laws)) if not c.lossless]

@@ -21,6 +21,7 @@ from rheo.verification import verify
 
 Path = tuple[int, ...]  # token ids after the prefix
 Law = dict[Path, Fraction | float]  # emitted tokens: probability
+WALKS = ("jointly", "by node", "merged")
 
 
 class Arithmetic:
@@ -193,8 +194,12 @@ class Enumerator:
         pool, depth: as in ``TreeOptions``.
         verification: as in ``verify``.
         arithmetic: see ``Arithmetic``.
-        merge: decide only the draws of parents that keep a sampled or fill child, and verify node by node; without it every
-            draw is walked through the whole of ``grow``, ``prune`` and ``verify``.
+        walk: "jointly": every draw through the whole of ``grow``, ``prune`` and ``verify``; "by node": every draw of the
+            construction, then the steps of ``verify`` node by node, each once; "merged": by node, and of the construction only the draws
+            of parents that keep a sampled or fill child.
+
+    Raises:
+        ValueError: for another ``walk``.
     """
 
     laws: RandomLaws | ConstantLaws
@@ -202,7 +207,11 @@ class Enumerator:
     depth: int
     verification: str
     arithmetic: Arithmetic
-    merge: bool = False
+    walk: str = "jointly"
+
+    def __post_init__(self):
+        if self.walk not in WALKS:
+            raise ValueError(f"walk is {self.walk!r}; choose one of {', '.join(WALKS)}")
 
     def kept_trees(self, prefix: Path, budgets: tuple[int, ...]) -> dict[int, list[tuple]]:
         """Per budget (drafted nodes) the different kept trees [(probability, tree, paths of its nodes)].
@@ -229,7 +238,7 @@ class Enumerator:
             entry = found[budget].setdefault(_key(tree), [0, tree, _paths(tree)])
             entry[0] = entry[0] + weight
 
-        if not self.merge:
+        if self.walk != "merged":
             for weight, grown, _ in outcomes(growth):
                 for budget in budgets:
                     add(budget, weight, prune(root, grown, budget + 1))
@@ -260,7 +269,7 @@ class Enumerator:
             def target(node, paths=paths):
                 return self.arithmetic.law(self.laws.target((*prefix, *paths[node])))
 
-            if self.merge:
+            if self.walk != "jointly":
                 self._walk(law, steps, tree, paths, target, 0, (), weight)
                 continue
             for probability, tokens, _ in outcomes(lambda draws: self._verify(tree, target, draws)):

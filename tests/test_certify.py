@@ -96,7 +96,7 @@ def test_output_law_under_filters_is_the_law_of_transformers_warpers(filters):
             return tuple(x / sum(p) for x in p)
 
     for m, verification in ((None, "rheo"), (0, "rheo"), (1, "rheo"), (1, "rrsw")):
-        setting = Setting("", 4, 0, 3, m, 1, (2, 5), verification=verification, merge=True)
+        setting = Setting("", 4, 0, 3, m, 1, (2, 5), verification=verification, walk="merged")
         for certificate in certify.certify(setting, Warped(4, 7)):
             assert certificate.comparison.difference == 0
             assert 0 in certificate.comparison.expected.values()  # the filter did remove something
@@ -187,7 +187,7 @@ def test_a_draw_outside_the_kept_tree_that_changes_it_is_reported(capsys):
     peeking = load_rheo({"pool": [("log_proxy = sampled_log_proxy(log_q, n_lead)", "log_proxy = torch.where(drawn > n_lead, 0, log_q[:, -1:])")]})
     laws = ConstantLaws((Fraction(1, 4),) * 4, (Fraction(9), Fraction(4), Fraction(1), Fraction(1)))
     with pytest.raises(peeking.MergeError, match="hangs on a draw outside of it"):
-        list(peeking.certify(peeking.Setting("", 4, 0, 3, 1, 0, (1,), merge=True), laws))
+        list(peeking.certify(peeking.Setting("", 4, 0, 3, 1, 0, (1,), walk="merged"), laws))
 
 
 def test_rational_tensors_compute_as_float64_tensors_do():

@@ -91,7 +91,7 @@ def settings(draft_ids=None, seeds=6):
     for laws, m in itertools.product(range(seeds), (1, 0)):
         yield Setting("", 4, laws, 3, m, 0, (1, 2, 3), draft_ids=draft_ids, arithmetic="float64")
     for laws, (m, size) in itertools.product(range(seeds), ((1, 2), (0, 2))):
-        yield Setting("", 3, laws, size, m, 1, (2, 3, 4, 5), draft_ids=draft_ids, arithmetic="float64", merge=True)
+        yield Setting("", 3, laws, size, m, 1, (2, 3, 4, 5), draft_ids=draft_ids, arithmetic="float64", walk="merged")
 
 
 def killed(code, cases) -> float:
@@ -100,7 +100,7 @@ def killed(code, cases) -> float:
     for setting in cases:
         # Node by node is enough for the verification; every draw of the construction is walked.
         try:
-            for certificate in code.certify(replace(setting, merge=False) if setting.depth == 0 else setting):
+            for certificate in code.certify(replace(setting, walk="jointly") if setting.depth == 0 else setting):
                 worst = max(worst, certificate.comparison.difference)
         except code.MergeError:
             return float("inf")

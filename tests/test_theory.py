@@ -15,7 +15,7 @@ CASES = list(itertools.product(range(9), (1, 2, 3), (0.5, 1.0, 2.0)))  # laws, n
 
 def enumerated(laws, n, m, temperature, verification):
     """Probability that one level emits a drafted token, all n slots surviving: exactly, by ``rheo.verify``."""
-    setting = Setting("", 4, laws, n, m, 0, (n,), temperature=temperature, verification=verification, merge=True)
+    setting = Setting("", 4, laws, n, m, 0, (n,), temperature=temperature, verification=verification, walk="merged")
     work = enumerator(setting)
     law = work.emitted((), work.kept_trees((), (n,))[n])
     return sum((w for tokens, w in law.items() if len(tokens) > 1), Fraction(0))
