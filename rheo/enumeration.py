@@ -6,7 +6,7 @@ draw yields and knows how probable that was. The laws are tables of fractions th
 """
 
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from fractions import Fraction
@@ -60,7 +60,7 @@ class RandomLaws:
 
     Args:
         vocab: number of target tokens.
-        seed: of the laws.
+        seed: of the laws; modulo 6 the kind of the draft's law at the root, in the order above.
         draft_ids: target id of each draft id; None where the vocabularies agree.
     """
 
@@ -80,7 +80,7 @@ class RandomLaws:
         if path not in self._cache:
             chance = random.Random(f"{self.seed} {path}")
             p = _weights(chance, self.vocab)
-            q = _weights(chance, len(self.draft_ids))
+            q = _weights(chance, len(self.draft_ids), None if path else KINDS[self.seed % len(KINDS)])
             if chance.random() < 0.2:  # a perfect draft, as far as its vocabulary goes
                 p = [0] * self.vocab
                 for token, weight in zip(self.draft_ids, q):
@@ -89,8 +89,11 @@ class RandomLaws:
         return self._cache[path]
 
 
-def _weights(chance: random.Random, size: int) -> list[int]:
-    kind = chance.choice(("dense", "tied", "zeros", "certain", "uniform", "peaked"))
+KINDS = ("dense", "tied", "zeros", "certain", "uniform", "peaked")
+
+
+def _weights(chance: random.Random, size: int, kind: str | None = None) -> list[int]:
+    kind = kind or chance.choice(KINDS)
     roots = [chance.randint(1, 5) for _ in range(size)]
     if kind == "tied":
         roots = [chance.randint(1, 2) for _ in range(size)]
@@ -140,12 +143,16 @@ class Replay:
         self.choices, self.chance = choices, chance
         self.parents: list[Path] | None = None
         self.drawn: dict = {}  # name of each draw: (law, outcome)
+        self.times: Counter = Counter()
 
     def token(self, weights) -> Tensor:
         if len(weights.shape) == 1:
             return torch.tensor(self._choose(len(self.drawn), weights.tolist()))
-        names = [(path, self.parents[:i].count(path)) for i, path in enumerate(self.parents)]  # padding may repeat a path
-        return torch.tensor([self._choose(name, row) for name, row in zip(names, weights.tolist(), strict=True)])
+        taken = []
+        for path, row in zip(self.parents, weights.tolist(), strict=True):
+            self.times[path] += 1  # padding may repeat a path, and code may draw twice: each is a draw of its own
+            taken.append(self._choose((path, self.times[path]), row))
+        return torch.tensor(taken)
 
     def accept(self, ratio) -> Tensor:
         probability = min(ratio.tolist(), Fraction(1))
@@ -297,19 +304,19 @@ class Enumerator:
             else:
                 law[(*emitted, token)] += weight * probability
 
-    def after_cycles(self, cycles: int, budget: int, prefix: Path = ()) -> tuple[Law, int]:
-        """{tokens of ``cycles`` cycles in a row: probability}, and the number of kept trees that were met."""
+    def after_cycles(self, cycles: int, budget: int, prefix: Path = ()) -> tuple[Law, list[Tree]]:
+        """{tokens of ``cycles`` cycles in a row: probability}, and all kept trees that were met."""
         trees = self.kept_trees(prefix, (budget,))[budget]
-        first, count = self.emitted(prefix, trees), len(trees)
+        first, met = self.emitted(prefix, trees), [tree for _, tree, _ in trees]
         if cycles == 1:
-            return first, count
+            return first, met
         law: Law = defaultdict(int)
         for tokens, probability in first.items():
-            rest, met = self.after_cycles(cycles - 1, budget, (*prefix, *tokens))
-            count += met
+            rest, more_trees = self.after_cycles(cycles - 1, budget, (*prefix, *tokens))
+            met += more_trees
             for more, weight in rest.items():
                 law[(*tokens, *more)] += probability * weight
-        return dict(law), count
+        return dict(law), met
 
 
 def _paths(tree: Tree) -> list[Path]:

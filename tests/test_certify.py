@@ -42,6 +42,9 @@ def test_every_quick_setting_is_lossless_and_the_report_says_so(capsys, tmp_path
     assert len(exact) > 200 and all(r["difference"] == "0" for r in exact)
     assert all(ours == targets for r in exact for ours, targets in r["laws"].values())
     assert {r["setting"]["m"] for r in records} == {None, 0, 1, 2}
+    for group in {r["setting"]["group"] for r in records}:  # no group is about trees without a sampled slot
+        sampled = [r for r in records if r["setting"]["group"] == group and r["setting"]["m"] is not None]
+        assert sum(r["sampled"] > 1 for r in sampled) >= len(sampled) / 3, group
 
 
 @pytest.mark.full
@@ -112,7 +115,6 @@ def test_two_cycles_composed_have_the_law_of_two_cycles_walked_jointly():
             return torch.tensor([self._choose(len(self.drawn), row) for row in rows]).reshape(weights.shape[:-1])
 
     def run(draws):
-        draws = Joint(draws.choices) if not isinstance(draws, Joint) else draws
         text = ()
         for _ in range(2):
             logits, root = work.arithmetic.logits([laws.draft(text)])[0], torch.tensor(text[-1] if text else 0)

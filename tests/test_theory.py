@@ -72,7 +72,11 @@ def test_rrsw_with_no_lead_token_is_the_same_as_rheo():
     torch.testing.assert_close(theory.rheo_acceptance(p, q, q_tail, 3), theory.rrsw_acceptance(p, q, q_tail, 3, 0), atol=1e-14, rtol=0)
 
 
-def test_approximate_gap_is_zero_without_lead_tokens_and_positive_for_a_good_draft():
+def test_approximate_gap_and_upper_bound_of_a_case_worked_by_hand():
+    """q_tail = 0, 1/3, 1/4, 1/6, 2/15, 7/60; outside Top_2 min(p, q_tail) sums to 7/12, and with (1 - A) q_tail, A = 1/6, to 37/72."""
     q = torch.tensor([0.4, 0.2, 0.15, 0.1, 0.08, 0.07], dtype=torch.float64)
-    assert theory.approximate_gap(q, q, theory.tail_law(q, 0), 2, 0).item() == 0
-    assert theory.approximate_gap(q, q, theory.tail_law(q, 1), 2, 1).item() >= 0
+    p = torch.full((6,), 1 / 6, dtype=torch.float64)
+    q_tail = theory.tail_law(q, 1)
+    assert theory.approximate_gap(p, q, q_tail, 2, 1).item() == pytest.approx(5 / 72)
+    assert theory.rheo_upper_bound(p, q, q_tail, 2).item() == pytest.approx(1 / 3 + 7 / 12)
+    assert theory.approximate_gap(p, q, theory.tail_law(q, 0), 2, 0).item() == 0
