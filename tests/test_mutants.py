@@ -135,7 +135,7 @@ def test_mutant_that_filters_after_the_ratio_fails_the_exact_law():
         "    return draws.token(law)",
         "    kept = p >= p.sort(descending=True)[0][1]\n    return draws.token(normalised(law * kept, otherwise=p * kept))",
     )]})  # fmt: skip
-    p, filtered, q = (tuple(Fraction(x, sum(row)) for x in row) for row in ((5, 3, 1, 1), (5, 3, 0, 0), (1, 4, 4, 1)))
+    p, filtered, q = (tuple(Fraction(x, sum(row)) for x in row) for row in ((4, 3, 2, 1), (4, 3, 0, 0), (1, 4, 1, 4)))
 
     def difference(code, given, m):
         """From the law that filtering asks for, one level of two slots, the code judging by the law ``given``."""
