@@ -75,7 +75,9 @@ class Fit:
     detectable: float
 
 
-def goodness_of_fit(groups: list[tuple[np.ndarray, np.ndarray]], false_alarm: float, power: float = 0.9, pool_below: float = 5.0) -> Fit:
+def goodness_of_fit(
+    groups: list[tuple[np.ndarray, np.ndarray]], false_alarm: float, power: float = 0.9, pool_below: float = 5.0
+) -> Fit:
     """Do counts follow their law? One chi-square over independent groups, each with its own total.
 
     Args:

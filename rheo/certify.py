@@ -1,8 +1,8 @@
 """Is decoding lossless? ``python -m rheo.certify`` answers with exact arithmetic, through the code that decodes.
 
 For small vocabularies it walks every outcome of every draw of pool, tree and verification (``rheo.enumeration``) and compares the
-law of what is emitted with the target's law, after one cycle and after several in a row. In fractions the difference is exactly 0; where
-the code runs on float64 tensors it is rounding, at most 1e-12. Larger trees are enumerated by merging draws whose outcome
+law of what is emitted with the target's law, after one cycle and after several in a row. In fractions the difference is exactly 0;
+where the code runs on float64 tensors it is rounding, at most 1e-12. Larger trees are enumerated by merging draws whose outcome
 cannot be seen in the kept tree; that is tried out at every leaf, and compared with walking every draw where both are possible.
 
     python -m rheo.certify                      about a minute
@@ -70,7 +70,8 @@ class Setting:
         m = "Top-K" if self.m is None else f"m {self.m}"
         draft = "" if self.draft_ids is None else f", draft vocabulary {list(self.draft_ids)}"
         return (
-            f"vocabulary {self.vocab}{draft}, K {self.size}, {m}, support {self.support or 'all'}, T {self.temperature}, depth {self.depth}, "
+            f"vocabulary {self.vocab}{draft}, K {self.size}, {m}, support {self.support or 'all'}, "
+            f"T {self.temperature}, depth {self.depth}, "
             f"verification {self.verification}, {self.cycles} cycle(s), laws {self.laws}, {self.arithmetic}"
         )
 
@@ -114,14 +115,14 @@ def certify(setting: Setting, laws=None) -> Iterator[Certificate]:
         MergeError: where a merged draw mattered.
     """
     work = enumerator(setting, laws)
-    if setting.cycles == 1:
-        for budget, trees in work.kept_trees((), setting.budgets).items():
-            sampled = sum(SAMPLED in tree.kinds[tree.valid].tolist() for _, tree, _ in trees)
-            yield Certificate(setting, budget, len(trees), sampled, compare(work.emitted((), trees), work.laws, work.arithmetic))
-        return
-    for budget in setting.budgets:
-        law, trees = work.after_cycles(setting.cycles, budget)
-        yield Certificate(setting, budget, len(trees), sum(SAMPLED in t.kinds[t.valid].tolist() for t in trees), compare(law, work.laws, work.arithmetic))
+    if setting.cycles == 1:  # one growth serves all budgets
+        kept = work.kept_trees((), setting.budgets)
+        found = ((budget, work.emitted((), trees), [tree for _, tree, _ in trees]) for budget, trees in kept.items())
+    else:
+        found = ((budget, *work.after_cycles(setting.cycles, budget)) for budget in setting.budgets)
+    for budget, law, trees in found:
+        sampled = sum(SAMPLED in tree.kinds[tree.valid].tolist() for tree in trees)
+        yield Certificate(setting, budget, len(trees), sampled, compare(law, work.laws, work.arithmetic))
 
 
 def all_budgets(vocab: int, size: int, depth: int) -> tuple[int, ...]:
@@ -143,7 +144,8 @@ def quick_settings() -> Iterator[Setting]:
             small = replace(small, group="merged draws", walk="merged")
         for laws, temperature, support in conditions[: 4 if (vocab, size) == (3, 3) else 2]:
             yield replace(small, laws=laws, temperature=temperature, support=support)
-        yield replace(small, group="every draw, jointly, float64", arithmetic="float64", laws=7, walk="jointly", budgets=small.budgets[1:3])
+        rounded = replace(small, group="every draw, jointly, float64", arithmetic="float64", walk="jointly")
+        yield replace(rounded, laws=7, budgets=small.budgets[1:3])
         if vocab == 3:
             yield replace(small, group="reduced draft vocabulary", laws=6, draft_ids=(2, 0))
             yield replace(small, group="scores by the full softmax", laws=12, support=2, normaliser="full")
@@ -157,12 +159,13 @@ def quick_settings() -> Iterator[Setting]:
 
 
 def full_settings() -> Iterator[Setting]:
-    """Every m, budget and verification up to vocabulary 4, K 3 and depth 2, with several temperatures, supports and laws; larger ones merged."""
+    """Every m, budget and verification up to vocabulary 4, K 3 and depth 2, several temperatures and laws; larger ones merged."""
     yield from quick_settings()
     conditions = tuple(itertools.product((0.5, 1.0, 2.0), (0, 2)))  # temperature, support
     for depth, vocab, size in itertools.product((0, 1, 2), (2, 3, 4), (1, 2, 3)):
         for m, verification in ((None, "rheo"), *itertools.product(range(size), VERIFICATIONS)):
-            base = Setting("every draw, jointly", vocab, 0, size, m, depth, all_budgets(vocab, size, depth), verification=verification)
+            budgets = all_budgets(vocab, size, depth)
+            base = Setting("every draw, jointly", vocab, 0, size, m, depth, budgets, verification=verification)
             if depth > 0:
                 base = replace(base, group=f"every draw, depth {depth}, node by node", walk="by node")
             if depth == 2:
@@ -175,11 +178,14 @@ def full_settings() -> Iterator[Setting]:
             if vocab > 2:
                 yield replace(base, group="reduced draft vocabulary", laws=18, draft_ids=(2, 0))
     for (m, verification), laws in itertools.product(((None, "rheo"), *itertools.product((0, 1), VERIFICATIONS)), (20, 21)):
-        two = Setting("two and three cycles in a row", 3, laws, 2, m, 1, (2, 4), cycles=2, verification=verification, walk="by node")
+        two = Setting("two and three cycles in a row", 3, laws, 2, m, 1, (2, 4), cycles=2, verification=verification)
+        two = replace(two, walk="by node")
         yield two
         yield replace(two, vocab=2, cycles=3)
-    for (m, verification), budget in itertools.product(((None, "rheo"), *itertools.product((0, 1, 2, 4), VERIFICATIONS)), (3, 6, 9)):
-        yield Setting("vocabulary 6, K 5, depth 4, merged", 6, 30, 5, m, 4, (budget,), verification=verification, walk="merged")
+    ways = ((None, "rheo"), *itertools.product((0, 1, 2, 4), VERIFICATIONS))
+    for (m, verification), budget in itertools.product(ways, (3, 6, 9)):
+        large = Setting("vocabulary 6, K 5, depth 4, merged", 6, 30, 5, m, 4, (budget,), verification=verification)
+        yield replace(large, walk="merged")
 
 
 def merging_against_every_draw(settings) -> int:
@@ -226,10 +232,11 @@ def table1() -> dict[str, tuple[dict[int, Fraction], Certificate]]:
 
 def show_table1() -> str:
     """Table 1 as text."""
-    lines = ["Table 1 of the paper (draft 1/2, 3/10, 1/5; K = 3; m = 1; two survivors). The sampled token is drawn with q_tail = 0, 3/5, 2/5."]
+    lines = ["Table 1 of the paper: draft 1/2, 3/10, 1/5; K = 3; m = 1; two survivors; q_tail = 0, 3/5, 2/5"]
     for name, (survived, certificate) in table1().items():
         law = ", ".join(f"x_{token + 1} {weight}" for token, weight in survived.items())
-        verdict = "lossless" if certificate.lossless else f"NOT lossless: the output law is off by {certificate.comparison.difference}"
+        off = f"NOT lossless: the output law is off by {certificate.comparison.difference}"
+        verdict = "lossless" if certificate.lossless else off
         lines.append(f"  proxy {name:<22} law of the sampled token where it survives: {law:<18} {verdict}")
     return "\n".join(lines)
 
@@ -289,8 +296,28 @@ def record(certificate: Certificate) -> dict:
         "trees": certificate.trees,
         "sampled": certificate.sampled,
         "difference": str(comparison.difference),
-        "laws": {" ".join(map(str, text)): [str(comparison.observed[text]), str(comparison.expected[text])] for text in comparison.observed},
+        "laws": {" ".join(map(str, text)): [str(ours), str(comparison.expected[text])] for text, ours in comparison.observed.items()},
     }
+
+
+class Row:
+    """One line of the report: what was certified in a group of settings."""
+
+    HEAD = f"{'':<40}{'output laws':>12}{'kept trees':>12}{'with a sampled slot':>21}{'probabilities':>15}{'largest difference':>20}"
+
+    def __init__(self):
+        self.laws, self.trees, self.sampled, self.probabilities, self.worst = 0, 0, 0, 0, 0
+
+    def add(self, certificate: Certificate) -> None:
+        self.laws += 1
+        self.trees += certificate.trees
+        self.sampled += certificate.sampled
+        self.probabilities += len(certificate.comparison.observed) - 1
+        self.worst = max(self.worst, certificate.comparison.difference)
+
+    def show(self, group: str) -> str:
+        worst = self.worst if self.worst == 0 else f"{float(self.worst):.1e}"
+        return f"{group:<40}{self.laws:>12,}{self.trees:>12,}{self.sampled:>21,}{self.probabilities:>15,}{worst:>20}"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -307,7 +334,7 @@ def main(arguments: list[str] | None = None) -> int:
     known = parser.parse_args(arguments)
     print(show_table1(), flush=True)
     settings = list(full_settings() if known.full else quick_settings())
-    totals: dict[str, list] = {}
+    rows: dict[str, Row] = {}
     with open(known.output, "w", encoding="utf-8") if known.output else contextlib.nullcontext() as output:
         try:
             for setting in tqdm(settings, unit="setting", desc="certify"):
@@ -317,19 +344,15 @@ def main(arguments: list[str] | None = None) -> int:
                     if not certificate.lossless:
                         print(describe_failure(smallest_failure(certificate)), flush=True)
                         return 1
-                    row = totals.setdefault(setting.group, [0, 0, 0, 0, 0])
-                    row[:4] = (
-                        row[0] + 1, row[1] + certificate.trees, row[2] + certificate.sampled, row[3] + len(certificate.comparison.observed) - 1,
-                    )  # fmt: skip
-                    row[4] = max(row[4], certificate.comparison.difference)
+                    rows.setdefault(setting.group, Row()).add(certificate)
             small = (s for s in quick_settings() if s.depth == s.cycles == 1 and s.arithmetic == "fractions" and s.laws in (0, 6))
             compared = merging_against_every_draw(replace(s, budgets=s.budgets[:4]) for s in small)
         except MergeError as error:
             print(f"NOT CERTIFIED: {error}", flush=True)
             return 1
-    print(f"{'':<40}{'output laws':>12}{'kept trees':>12}{'with a sampled slot':>21}{'probabilities':>15}{'largest difference':>20}")
-    for group, (n, trees, sampled, probabilities, worst) in totals.items():
-        print(f"{group:<40}{n:>12,}{trees:>12,}{sampled:>21,}{probabilities:>15,}{worst if worst == 0 else f'{float(worst):.1e}':>20}")
+    print(Row.HEAD)
+    for group, row in rows.items():
+        print(row.show(group))
     print(f"merging draws against walking every draw: {compared} laws, all equal")
     print("Lossless: every output law is the target's.")
     return 0

@@ -1,8 +1,8 @@
 """The output law of build + prune + verify, computed and not estimated: every outcome of every draw of the real code.
 
 ``grow``, ``prune`` and ``verify`` run as in decoding; only their ``Draws`` is replaced by ``Replay``, which is told what each
-draw yields and knows how probable that was. The laws are tables of fractions that depend on the whole prefix, so the arithmetic is exact
-(``rheo.rational``), or float64 where the tensors of decoding are to be tested with their rounding.
+draw yields and knows how probable that was. The laws are tables of fractions that depend on the whole prefix, so the arithmetic
+is exact (``rheo.rational``), or float64 where tensors are to be tested with their rounding.
 """
 
 import random
@@ -289,8 +289,8 @@ class Enumerator:
             raise AssertionError("verification met a law that is not finite")
         return tuple(verdict.tokens[: verdict.count].tolist())
 
-    def _walk(self, law: Law, steps: dict, tree: Tree, paths: list[Path], target: Callable, node: int, emitted: Path, weight) -> None:
-        """Add to ``law`` what is emitted from ``node`` on: one step of ``verify`` on the node and its children, then their walks."""
+    def _walk(self, law: Law, steps: dict, tree: Tree, paths: list[Path], target, node: int, emitted: Path, weight) -> None:
+        """Add to ``law`` what is emitted from ``node`` on: one step of ``verify`` on it and its children, then their walks."""
         star, children = _star(tree, node)
         key = paths[node], _key(star)
         if key not in steps:
