@@ -4,6 +4,10 @@ Draws many continuations of three tokens of one prompt through ``EaModel.generat
 which a plain forward of transformers' own model gives: no cache, no tree, nothing of ours but the warpers. The first token
 comes from the prefill and proves nothing, so all is conditioned on it; the law of the second and third tokens, the first two that
 are drafted, is tested by chi-square. A token that the filters ban fails at once.
+
+A few longer texts then test what many cycles in a row leave in the caches: the probability that the target gave to what is likelier than
+the token emitted (plus a random part of that token's own) is uniform, independently at every place, if and only if the tokens have
+the target's law in the order of likelihood.
 """
 
 import argparse
@@ -26,6 +30,8 @@ from rheo import VERIFICATIONS
 FALSE_ALARM = 1e-6  # nominal: the chi-square law is an approximation, the better the more draws a cell expects
 FEW = 10.0
 LENGTH = 3
+CELLS = 10
+TEXT_SEEDS = 10**6  # apart from those of the short continuations
 PROMPT = "Write one sentence about the sea."
 
 
@@ -127,6 +133,23 @@ def draw_and_test(model: EaModel, prompt: torch.Tensor, options, samples: int) -
     return fit, {"used": used, "impossible": impossible, "accepted": 1 - len(lengths) / max(sum(lengths), 1)}
 
 
+@torch.inference_mode()
+def draw_and_rank(model: EaModel, prompt: torch.Tensor, options, texts: int, length: int) -> Fit:
+    """Draw ``texts`` longer continuations and test that the ranks of their tokens are uniform (ten cells, equally likely)."""
+    law, chance = TargetLaw(options.law), torch.Generator().manual_seed(0)
+    counts = np.zeros(CELLS)
+    for seed in tqdm(range(texts), unit="text", desc="longer texts"):
+        generation = model.generate(prompt, replace(options, max_new_tokens=length, max_length=None, seed=TEXT_SEEDS + seed))
+        ids = generation.output_ids.to(model.target.device)
+        logits = model.base_model(input_ids=ids[:, :-1], use_cache=False).logits[0, prompt.shape[1] :]  # not the prefill's
+        for row, token in zip(logits, generation.token_ids[1:]):
+            p = law(row).double().cpu()
+            ahead = p[p > p[token]].sum() + p[:token][p[:token] == p[token]].sum()
+            rank = (ahead + torch.rand((), generator=chance, dtype=torch.float64) * p[token]) / p.sum()
+            counts[min(int(rank * CELLS), CELLS - 1)] += 1
+    return goodness_of_fit([(counts, np.full(CELLS, counts.sum() / CELLS))], FALSE_ALARM, pool_below=FEW)
+
+
 def find_impossible(texts: list[tuple[int, ...]], law: ExactLaw, options) -> list[tuple[int, ...]]:
     """Texts that the target never emits; without a filter no token is impossible, and nothing is computed."""
     filters = options.law
@@ -146,6 +169,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--model", required=True, help="target: Hub id, folder, .gguf file, or smollm2-demo")
     add("--head", help="EAGLE-3 head: Hub id or folder (smollm2-demo brings its own)")
     add("--samples", type=int, default=400, help="continuations to draw; the detectable deviation falls with their root")
+    add("--texts", type=int, default=40, help="longer texts to draw; 0 for none")
+    add("--text-length", type=int, default=16, help="tokens of each")
     add("--prompt", default=PROMPT)
     add("--template", default="auto", choices=TEMPLATES)
     add("--temperature", type=float, default=1.0)
@@ -178,10 +203,13 @@ def main(argv: list[str] | None = None) -> int:
         prompt = build_prompt(args.template, model.tokenizer, [args.prompt], [])
         print(f"{args.samples} continuations of {LENGTH} tokens of {args.prompt!r} ({prompt.shape[1]} tokens), {describe(args)}", flush=True)
         fit, facts = draw_and_test(model, prompt, options, args.samples)
+        print(report(fit, facts, args.samples), flush=True)
+        longer = draw_and_rank(model, prompt, options, args.texts, args.text_length) if args.texts else None
     except (ValueError, OSError, NonFiniteLogits) as error:
         sys.exit(f"error: {error}")
-    print(report(fit, facts, args.samples))
-    if facts["impossible"] or fit.p_value < FALSE_ALARM:
+    if longer:
+        print(report_texts(longer))
+    if facts["impossible"] or fit.p_value < FALSE_ALARM or (longer and longer.p_value < FALSE_ALARM):
         return 1
     return 0 if fit.degrees and facts["accepted"] else 2
 
@@ -218,6 +246,14 @@ def report(fit: Fit, facts: dict, samples: int) -> str:
     elif not facts["impossible"]:
         lines.append("Nothing speaks against the target's law.")
     return "\n".join(lines)
+
+
+def report_texts(fit: Fit) -> str:
+    """The verdict on the longer texts."""
+    verdict = "NOT LOSSLESS: the tokens of longer texts do not have the target's law." if fit.p_value < FALSE_ALARM else (
+        f"Nothing speaks against it; a law off by {fit.detectable:.3f} over these cells, or more, would fail with probability 0.9."
+    )  # fmt: skip
+    return f"ranks of the tokens of longer texts: chi-square {fit.statistic:.1f} with {fit.degrees} degrees of freedom, p = {fit.p_value:.3g}\n{verdict}"
 
 
 if __name__ == "__main__":

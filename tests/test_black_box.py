@@ -9,7 +9,8 @@ from scipy import stats
 from tiny import PROMPT, tiny_pair
 
 import rheo.verification
-from evaluation.black_box import FALSE_ALARM, cell_of, draw_and_test, report
+from eagle.model.cache import TargetCache
+from evaluation.black_box import FALSE_ALARM, cell_of, draw_and_rank, draw_and_test, report, report_texts
 from evaluation.rrsw_study import Tally, paired_logits
 from evaluation.statistics import goodness_of_fit
 from rheo import certify
@@ -34,6 +35,17 @@ def test_verification_without_its_residual_fails(model, monkeypatch):
     monkeypatch.setattr(rheo.verification, "normalised", lambda weights, otherwise: otherwise)
     fit, facts = draw_and_test(model, PROMPT, model.options(temperature=1.0, sampling="rheo", m=1), 600)
     assert fit.p_value < FALSE_ALARM and "NOT LOSSLESS" in report(fit, facts, 600)
+
+
+def test_longer_texts_pass_and_a_cache_that_keeps_the_wrong_rows_fails(model, monkeypatch):
+    """What is left in the cache after an acceptance decides later tokens only: three tokens never show it."""
+    options = model.options(temperature=1.0, sampling="rheo", m=1)
+    fit = draw_and_rank(model, PROMPT, options, 40, 20)
+    assert fit.p_value > FALSE_ALARM and fit.degrees == 9 and "Nothing speaks" in report_texts(fit)
+    keep = TargetCache.keep
+    monkeypatch.setattr(TargetCache, "keep", lambda self, rows: keep(self, torch.arange(rows.numel())))
+    fit = draw_and_rank(model, PROMPT, options, 40, 20)
+    assert fit.p_value < FALSE_ALARM and "NOT LOSSLESS" in report_texts(fit)
 
 
 def test_a_token_that_the_filter_bans_fails_at_once(model, monkeypatch):
@@ -73,8 +85,8 @@ def test_command_line_takes_m_and_says_what_it_takes(capsys, monkeypatch, model)
         return draw(model, prompt, options, samples)
 
     monkeypatch.setattr("evaluation.black_box.draw_and_test", spy)
-    assert certify.main(["--model=x", "--m", "0", "--samples", "150"]) == 0
-    assert seen["m"] == 0 and "150 continuations" in capsys.readouterr().out
+    assert certify.main(["--model=x", "--m", "0", "--samples", "150", "--texts", "8"]) == 0
+    assert seen["m"] == 0 and "150 continuations" in (out := capsys.readouterr().out) and "longer texts" in out
     with pytest.raises(SystemExit):
         certify.main(["--model", "x", "--full"])
     assert "unrecognized arguments: --full" in capsys.readouterr().err
