@@ -168,9 +168,10 @@ def full_settings() -> Iterator[Setting]:
             base = Setting("every draw, jointly", vocab, 0, size, m, depth, budgets, verification=verification)
             if depth > 0:
                 base = replace(base, group=f"every draw, depth {depth}, node by node", walk="by node")
-            if depth == 2:
-                yield replace(base, laws=12)
+            if depth == 2:  # up to 16,384 outcomes of the draws, each pruned to 21 sizes
                 yield replace(base, laws=13, temperature=0.5, support=3)
+                if verification == "rheo":
+                    yield replace(base, laws=12)
                 continue
             for laws, (temperature, support) in enumerate(conditions * (3 if depth == 0 else 1), 20):
                 yield replace(base, laws=laws, temperature=temperature, support=support)
