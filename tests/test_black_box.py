@@ -40,11 +40,11 @@ def test_verification_without_its_residual_fails(model, monkeypatch):
 def test_longer_texts_pass_and_a_cache_that_keeps_the_wrong_rows_fails(model, monkeypatch):
     """What is left in the cache after an acceptance decides later tokens only: three tokens never show it."""
     options = model.options(temperature=1.0, sampling="rheo", m=1)
-    fit = draw_and_rank(model, PROMPT, options, 40, 20)
+    fit = draw_and_rank(model, PROMPT, options, 60, 24)
     assert fit.p_value > FALSE_ALARM and fit.degrees == 9 and "Nothing speaks" in report_texts(fit)
     keep = TargetCache.keep
     monkeypatch.setattr(TargetCache, "keep", lambda self, rows: keep(self, torch.arange(rows.numel())))
-    fit = draw_and_rank(model, PROMPT, options, 40, 20)
+    fit = draw_and_rank(model, PROMPT, options, 60, 24)
     assert fit.p_value < FALSE_ALARM and "NOT LOSSLESS" in report_texts(fit)
 
 
