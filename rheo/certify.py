@@ -6,7 +6,7 @@ where the code runs on float64 tensors it is rounding, at most 1e-12. Larger tre
 cannot be seen in the kept tree; that is tried out at every leaf, and compared with walking every draw where both are possible.
 
     python -m rheo.certify                      about a minute
-    python -m rheo.certify --full               every m, budget and verification up to vocabulary 4, K 3, depth 2; hours
+    python -m rheo.certify --full               every m, budget and verification up to vocabulary 4, K 3, depth 2; about half an hour
     python -m rheo.certify --model B --head E   a statistical test of whole generations of a real pair
 
 Exit code 1, and a small counterexample, where a law differs.
@@ -330,7 +330,7 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m rheo.certify", description="Certify losslessness by exact enumeration.", allow_abbrev=False,
         epilog="With --model (and --head) a statistical test of that pair is run instead: see --model X --help.",
     )  # fmt: skip
-    parser.add_argument("--full", action="store_true", help="all settings, not the quick ones only; takes an hour or two")
+    parser.add_argument("--full", action="store_true", help="all settings, not the quick ones only; about half an hour")
     parser.add_argument("--output", help="write the laws of every configuration to this file, one JSON object a line")
     known = parser.parse_args(arguments)
     print(show_table1(), flush=True)
