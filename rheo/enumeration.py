@@ -167,17 +167,18 @@ class Replay:
         return outcome
 
 
-def outcomes(run: Callable, matters: Callable = lambda result, name: True) -> Iterator[tuple]:
+def outcomes(run: Callable, matters: Callable = lambda result, name: True, source: type[Replay] = Replay) -> Iterator[tuple]:
     """Yield (probability, result, choices) of ``run(draws)`` over all outcomes of its draws.
 
     Args:
         matters: tells of a result and a draw's name whether the draw must be decided. A draw that never
             matters stays open, and its outcomes are merged into one.
+        source: what stands in for ``Draws``.
     """
     open_states = [({}, 1)]
     while open_states:
         choices, weight = open_states.pop()
-        draws = Replay(choices)
+        draws = source(choices)
         result = run(draws)
         while (name := next((n for n in draws.drawn if n not in choices and matters(result, n)), None)) is not None:
             law, taken = draws.drawn[name]

@@ -49,8 +49,7 @@ def rheo_acceptance(p: Tensor, q: Tensor, q_tail: Tensor, n: int) -> Tensor:
 def rrsw_acceptance(p: Tensor, q: Tensor, q_tail: Tensor, n: int, m: int) -> Tensor:
     """The same pool under RRSw (Appendices A and D.2): lead tokens first, then the sampled token, then the fill."""
     before, with_last, lead = top(q, n - 1), top(q, n), top(q, m)
-    left = 1 - _mass(p, lead)[..., None]  # 1 - A
-    left = torch.where(left > 0, _mass(p, ~lead)[..., None], left)  # summed, so that it cancels nothing
+    left = _mass(p, ~lead)[..., None]  # 1 - A, summed, so that nothing cancels
     p_left = _normalised(p.masked_fill(lead, 0))
     residual = _normalised((p_left - q_tail).clamp_min(0))
     last = _mass(residual, with_last & ~before)

@@ -122,18 +122,10 @@ def test_two_cycles_composed_have_the_law_of_two_cycles_walked_jointly():
             paths = [(), *((t,) for t in tree.tokens[1:].tolist())]
             verdict = verify(tree, lambda node: work.arithmetic.law(laws.target((*text, *paths[node]))), draws)
             text = (*text, *verdict.tokens[: verdict.count].tolist())
-        return text, draws.drawn
+        return text
 
     joint = defaultdict(Fraction)
-    states = [({}, Fraction(1))]
-    while states:
-        choices, weight = states.pop()
-        text, drawn = run(Joint(choices))
-        for name, (law, taken) in drawn.items():
-            if name in choices:
-                continue
-            states += [({**choices, name: i}, weight * w) for i, w in enumerate(law) if w > 0 and i != taken]
-            choices, weight = {**choices, name: taken}, weight * law[taken]
+    for weight, text, _ in outcomes(run, source=Joint):
         joint[text] += weight
     assert dict(joint) == work.after_cycles(2, 2)[0]
 

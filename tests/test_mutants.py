@@ -201,21 +201,17 @@ def test_mutant_whose_coin_is_the_uniform_that_drew_the_token_fails_the_exact_la
 
     def emitted(draws_class):
         laws = code.ConstantLaws(*(tuple(Fraction(x, 10) for x in row) for row in ((1, 2, 3, 4), (4, 3, 2, 1))))
-        law = {}
-        states = [({}, 1.0)]
-        while states:  # one level, build and verify under one source
-            choices, weight = states.pop()
-            draws = draws_class(choices)
+
+        def run(draws):  # one level, build and verify under one source
             draws.parents = [()]
             logits = code.Arithmetic("float64").logits([laws.draft(())])[0]
             tree = code.build_tree(torch.tensor(0), logits, None, code.TreeOptions(code.PoolOptions(2, 0, 0), 3, 0), draws)
             p = [code.Arithmetic("float64").law(laws.target(path)) for path in ((), *((t,) for t in tree.tokens[1:].tolist()))]
             verdict = code.verify(tree, lambda node: p[node], draws)
-            for name, (outcomes, taken) in draws.drawn.items():
-                if name not in choices:
-                    states += [({**choices, name: i}, weight * w) for i, w in enumerate(outcomes) if w > 0 and i != taken]
-                    choices, weight = {**choices, name: taken}, weight * outcomes[taken]
-            text = tuple(verdict.tokens[: verdict.count].tolist())
+            return tuple(verdict.tokens[: verdict.count].tolist())
+
+        law = {}
+        for weight, text, _ in code.outcomes(run, source=draws_class):
             law[text] = law.get(text, 0.0) + weight
         return code.compare(law, laws, code.Arithmetic("float64")).difference
 
