@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from eagle.model.draft import causal
 from eagle.model.ea_model import EaModel
 from evaluation.prompts import build_prompt
 from evaluation.questions import load_questions, question_file
@@ -67,11 +68,11 @@ def paired_logits(model: EaModel, text: Tensor) -> tuple[Tensor, Tensor]:
     """
     length = text.numel()
     cache = model.target.new_cache(length)
-    causal = torch.ones(length, length, dtype=torch.bool).tril()
-    output = model.target.tree_forward(text, torch.arange(length), causal, cache, model.draft.taps)
+    before = torch.ones(length, length, dtype=torch.bool).tril()
+    output = model.target.tree_forward(text, torch.arange(length), before, cache, model.draft.taps)
     features = model.draft.fuse(output.features[:-1].to(model.draft.fc.weight.dtype))
-    hidden = model.draft(text[1:], features, torch.arange(length - 1), None, lambda keys, values: (keys, values), model.target.embedding)
-    return output.logits, model.draft.logits(hidden)
+    hidden = model.draft(text[None, 1:], features[None], torch.arange(length - 1)[None], causal, model.target.embedding)
+    return output.logits, model.draft.logits(hidden[0])
 
 
 class Tally:

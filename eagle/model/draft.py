@@ -2,13 +2,14 @@
 
 import json
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from huggingface_hub import snapshot_download
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.nn.functional import linear, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
@@ -16,6 +17,10 @@ from eagle.model.cache import KVBuffer
 from eagle.model.target import default_taps, resolve_local
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
+
+# Attention over queries [B, heads, n, head_dim] and the keys and values [B, kv_heads, n, head_dim] of the same rows, and whatever
+# rows it remembers; returns [B, heads, n, head_dim].
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 class DraftAttention(nn.Module):
@@ -30,8 +35,8 @@ class DraftAttention(nn.Module):
         self.v_proj = nn.Linear(2 * config.hidden_size, config.num_key_value_heads * self.head_dim, bias=bias)
         self.o_proj = nn.Linear(config.num_attention_heads * self.head_dim, config.hidden_size, bias=bias)
 
-    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], mask: Tensor | None, write) -> Tensor:
-        """Args: x ``[1, n, 2h]``; mask bool ``[n, keys]`` or None for causal; write stores keys and values."""
+    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+        """``[B, n, h]`` of x ``[B, n, 2h]``."""
         q, k, v = (
             proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for proj in (self.q_proj, self.k_proj, self.v_proj)
         )
@@ -39,9 +44,7 @@ class DraftAttention(nn.Module):
         # A NaN or an infinity in one row would reach rows that do not see it (0 * NaN), so that a drawn token could
         # change the pools of its cousins. The row itself may be as wrong as it likes.
         k, v = (torch.nan_to_num(x, 0.0, 0.0, 0.0) for x in (k, v))
-        k, v = write(k, v)
-        out = scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
-        return self.o_proj(out.transpose(1, 2).flatten(2))
+        return self.o_proj(attend(q, k, v).transpose(1, 2).flatten(2))
 
 
 class DraftLayer(nn.Module):
@@ -55,9 +58,9 @@ class DraftLayer(nn.Module):
         self.hidden_norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
 
-    def forward(self, embeds: Tensor, hidden: Tensor, rotary, mask, write) -> Tensor:
+    def forward(self, embeds: Tensor, hidden: Tensor, rotary, attend: Attend) -> Tensor:
         x = torch.cat((self.input_layernorm(embeds), self.hidden_norm(hidden)), -1)
-        hidden = hidden + self.self_attn(x, rotary, mask, write)
+        hidden = hidden + self.self_attn(x, rotary, attend)
         hidden = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return torch.nan_to_num(hidden, 0.0, 0.0, 0.0)  # a poisoned row must not poison the rows that follow it
 
@@ -98,25 +101,23 @@ class DraftModel(nn.Module):
         return torch.arange(self.d2t.numel(), device=self.d2t.device) + self.d2t if self.reduced else None
 
     def fuse(self, features: Tensor) -> Tensor:
-        """The target's features ``[n, taps * h_target]`` as a hidden state ``[n, h]``."""
+        """The target's features ``[..., taps * h_target]`` as a hidden state ``[..., h]``."""
         return self.fc(features)
 
-    def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, mask: Tensor | None, write, embedding) -> Tensor:
-        """Hidden states ``[n, h]`` (before ``norm``) after ``tokens`` ``[n]`` joined to ``hidden`` ``[n, h]``.
+    def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend, embedding: nn.Module) -> Tensor:
+        """Hidden states ``[B, n, h]`` (before ``norm``) after ``tokens`` ``[B, n]`` joined to ``hidden`` ``[B, n, h]``.
 
         Args:
-            positions: int64 ``[n]`` rotary positions.
-            mask: bool ``[n, keys]``; None is causal from an empty cache.
-            write: stores keys and values ``[1, heads, n, head_dim]`` and returns all that is to be attended.
+            positions: int64 ``[1, n]`` rotary positions.
+            attend: which rows each row sees, and where they are remembered.
             embedding: the target's token embedding, used where the head has none.
         """
         embed = embedding if self.embed_tokens is None else self.embed_tokens
-        embeds = embed(tokens).to(hidden.device, hidden.dtype)[None]
-        rotary = self.rotary(embeds, positions[None])
-        return self.midlayer(embeds, hidden[None], rotary, mask, write)[0]
+        embeds = embed(tokens).to(hidden.device, hidden.dtype)
+        return self.midlayer(embeds, hidden, self.rotary(embeds, positions), attend)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Draft logits ``[n, draft_vocab]`` of hidden states ``[n, h]``."""
+        """Draft logits ``[..., draft_vocab]`` of hidden states ``[..., h]``."""
         return self.lm_head(self.norm(hidden))
 
 
@@ -136,6 +137,7 @@ class DraftState:
         weight = model.fc.weight
         heads, head_dim = model.config.num_key_value_heads, model.config.head_dim
         self.buffer = KVBuffer(1, heads, head_dim, capacity, weight.dtype, weight.device)
+        self.last = None  # [1, h] of the last committed position
         self.hidden = None  # [F, h] of the newest rows: the last committed position, then the newest tree level
         self.seen = None  # bool [F, rows]: which tree rows each of the newest rows sees
 
@@ -153,9 +155,14 @@ class DraftState:
             mask = torch.arange(start + count, device=tokens.device) <= positions[:, None]
         hidden = self._forward(tokens, self.model.fuse(features.to(self.model.fc.weight.dtype)), positions, mask, 0)
         self.buffer.advance(count)
-        self.hidden = hidden[-1:]
-        self.seen = torch.zeros(1, 0, dtype=torch.bool, device=tokens.device)
-        return self.model.logits(self.hidden)[0]
+        self.last = hidden[-1:]
+        self.forget_tree()
+        return self.model.logits(self.last)[0]
+
+    def forget_tree(self) -> None:
+        """Back to the committed positions: another tree can be grown from them."""
+        self.hidden = self.last
+        self.seen = torch.zeros(1, 0, dtype=torch.bool, device=self.last.device)
 
     def expand(self, tokens: Tensor, parent_ranks: Tensor, level: int) -> Tensor:
         """Draft logits ``[F, draft_vocab]`` after tree nodes (see ``rheo.tree.Expand``)."""
@@ -169,10 +176,16 @@ class DraftState:
         return self.model.logits(self.hidden)
 
     def _forward(self, tokens, hidden, positions, mask, offset) -> Tensor:
-        def write(keys, values):
-            return self.buffer.write(0, keys, values, offset)
+        def attend(q, k, v):
+            k, v = self.buffer.write(0, k, v, offset)
+            return scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
 
-        return self.model(tokens, hidden, positions, mask, write, self.embedding)
+        return self.model(tokens[None], hidden[None], positions[None], attend, self.embedding)[0]
+
+
+def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Attention over one text, nothing remembered (see ``Attend``)."""
+    return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
 
 def load_draft(path: str, target_hidden: int, target_vocab: int, n_layers: int) -> DraftModel:
