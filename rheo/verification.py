@@ -89,19 +89,25 @@ def next_token(tree: Tree, node: Tensor, children: Tensor, p: Tensor, draws: Dra
         first_hit = pick(lead, first) > 0
         p = normalised(p.masked_fill(lead > 0, 0), otherwise=p)
 
+    sampled, ratio, residual = sampled_child(tree, node, children, p)
+    accepted = draws.accept(ratio)
+    # An accepted token is a law with all its mass on it: the draw below then is a formality.
+    law = torch.where(accepted, one_hot(sampled, p), residual)
+    if first is not None:
+        law = torch.where(first_hit, one_hot(first, p), law)
+    return draws.token(law)
+
+
+def sampled_child(tree: Tree, node: Tensor, children: Tensor, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The sampled child's token, p over q_tail at it (0 where it did not survive), and the law ``[V]`` that its rejection leaves."""
     is_sampled = children & (tree.kinds == SAMPLED)
     survived, child = is_sampled.any(), is_sampled.int().argmax()
     sampled = pick(tree.tokens, child)
     row = pick(tree.pool_rows, node)
     q_tail = torch.zeros_like(p).scatter_add_(0, pick(tree.support, row), pick(tree.q_tail, row).to(p.dtype) * survived)
     ratio = torch.where(survived, pick(p, sampled) / pick(q_tail, sampled), 0)
-    accepted = draws.accept(ratio)
     residual = normalised((p - q_tail).clamp_min(0), otherwise=p)
-    # An accepted token is a law with all its mass on it: the draw below then is a formality.
-    law = torch.where(accepted, one_hot(sampled, p), residual)
-    if first is not None:
-        law = torch.where(first_hit, one_hot(first, p), law)
-    return draws.token(law)
+    return sampled, ratio, residual
 
 
 def pick(tensor: Tensor, index: Tensor) -> Tensor:

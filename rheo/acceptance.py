@@ -1,0 +1,45 @@
+"""How much of a given tree verification accepts on average: no coin is tossed, every outcome is weighed by its probability."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from rheo.pool import LEAD
+from rheo.tree import Tree
+from rheo.verification import normalised, sampled_child, scatter_tokens
+
+
+def reach_probabilities(tree: Tree, law: Callable[[Tensor], Tensor], verification: str = "rheo") -> Tensor:
+    """The probability ``[N]`` that verification visits each node of a tree that has been drawn; 1 for the root.
+
+    Their sum is the expected number of tokens of the cycle, accepted + 1.
+
+    Args:
+        law: maps a node index (int64 ``[]``) to the target's law ``[V]`` there.
+        verification: as in ``rheo.verification.verify``.
+    """
+    reach = torch.zeros(tree.tokens.numel(), dtype=torch.float64, device=tree.tokens.device)
+    reach[0] = 1
+    for node in torch.arange(tree.tokens.numel(), device=tree.tokens.device):  # parents stand before their children
+        children = (tree.parents == node) & tree.valid & (tree.levels > 0)
+        if children.any():
+            emitted = emitted_law(tree, node, children, law(node), verification).double()
+            reach = torch.where(children, reach[node] * emitted[tree.tokens], reach)
+    return reach
+
+
+def emitted_law(tree: Tree, node: Tensor, children: Tensor, p: Tensor, verification: str) -> Tensor:
+    """Law ``[V]`` of the token that verification emits at ``node``, given what was drafted there."""
+    lead_mass, left = torch.zeros_like(p), p
+    if verification == "rrsw":
+        is_lead = scatter_tokens(tree, children & (tree.kinds == LEAD), p) > 0
+        lead_mass = p * is_lead
+        left = p.masked_fill(is_lead, 0)
+    total = left.sum()
+    p = normalised(left, otherwise=p)
+    sampled, ratio, residual = sampled_child(tree, node, children, p)
+    accept = ratio.clamp_max(1)
+    emitted = (1 - accept) * residual
+    emitted[sampled] += accept
+    return lead_mass + total * emitted
