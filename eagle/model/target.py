@@ -3,6 +3,8 @@
 import inspect
 import os
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,6 +79,7 @@ class TargetModel:
         self.layers = model.get_decoder().layers
         self.devices = [_execution_device(layer) for layer in self.layers]
         self.embedding = model.get_input_embeddings()
+        self.output_head = model.get_output_embeddings()
         self.device = _execution_device(self.embedding)
         self.hidden_size = self.config.hidden_size
         self.vocab_size = self.config.vocab_size
@@ -111,7 +114,34 @@ class TargetModel:
             bias[0, 0, :, cache.length :].masked_fill_(~mask, torch.finfo(self.dtype).min)
         return self._forward(tokens, cache.length + levels, bias, cache, taps, 0)
 
+    @torch.no_grad()
+    def teach(self, input_ids: Tensor, taps: list[int]) -> tuple[Tensor, Tensor]:
+        """Run whole texts ``[B, n]``, padded at the end where they differ in length, without a cache.
+
+        Returns:
+            Features ``[B, n, taps * h]``, and what the output head reads, ``[B, n, h]``.
+        """
+        with self._tapped(taps) as tapped:
+            output = self.model.get_decoder()(input_ids=input_ids.to(self.device), use_cache=False)
+        features = torch.cat([tapped[i].to(self.device) for i in taps], -1)
+        return features, output.last_hidden_state.to(self.device)
+
     def _forward(self, tokens, positions, bias, cache, taps, logits_to_keep) -> TargetOutput:
+        with self._tapped(taps) as tapped:
+            output = self.model(
+                input_ids=tokens[None],
+                position_ids=positions[None],
+                attention_mask=bias,
+                use_cache=True,
+                logits_to_keep=logits_to_keep,
+                **{self._cache_keyword: cache},
+            )
+        features = torch.cat([tapped[i][0].to(self.device) for i in taps], -1) if taps else output.logits.new_empty(0)
+        return TargetOutput(output.logits[0].to(self.device), features)
+
+    @contextmanager
+    def _tapped(self, taps: list[int]) -> Iterator[dict[int, Tensor]]:
+        """The hidden states that enter some layers, by layer, in whatever is run inside."""
         tapped: dict[int, Tensor] = {}
 
         def tap(index):
@@ -123,19 +153,10 @@ class TargetModel:
         # Hooks live for this forward only: the model stays as its owner made it.
         handles = [self.layers[i].register_forward_pre_hook(tap(i), with_kwargs=True) for i in taps]
         try:
-            output = self.model(
-                input_ids=tokens[None],
-                position_ids=positions[None],
-                attention_mask=bias,
-                use_cache=True,
-                logits_to_keep=logits_to_keep,
-                **{self._cache_keyword: cache},
-            )
+            yield tapped
         finally:
             for handle in handles:
                 handle.remove()
-        features = torch.cat([tapped[i][0].to(self.device) for i in taps], -1) if taps else output.logits.new_empty(0)
-        return TargetOutput(output.logits[0].to(self.device), features)
 
 
 def check_supported(model: PreTrainedModel, config) -> None:

@@ -1,0 +1,280 @@
+"""Conversations that the target makes itself: ``python -m eagle.traineagle3.generate --help``.
+
+The target completes the user turn of its own chat template, then answers what it asked; or it answers the prompts of a file.
+A batch is a function of the seed and of its number alone, so that a killed run goes on where it stopped and ends with the
+same file. One JSON object a line (see ``corpus``), and the settings beside it in ``<output>.settings.json``.
+"""
+
+import argparse
+import gzip
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from tqdm import tqdm
+from transformers import GenerationConfig, PreTrainedTokenizerBase
+
+from eagle.model.ea_model import EaModel
+from eagle.traineagle3.corpus import Conversation
+
+# What the target is told before it makes up a user turn; "" is the template's own system prompt.
+SYSTEMS = (
+    "",
+    "You are a helpful assistant that answers questions about everyday life.",
+    "You are an expert programmer. The user asks for code or about code.",
+    "You solve maths word problems step by step.",
+    "You write stories, letters, essays and other texts for the user.",
+    "The user gives you a text, and you summarise, rewrite or translate it.",
+)
+USER_MARK = "\u2402user turn\u2402"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What decides the conversations.
+
+    Attributes:
+        temperatures: of the answers; batches take them in turn.
+        question_temperature: of the user turns that the target makes up.
+        max_question, max_answer: caps on new tokens.
+        systems: system prompts, drawn anew for each conversation.
+    """
+
+    base_model_path: str
+    prompts: str | None
+    batch_size: int
+    seed: int
+    temperatures: tuple[float, ...]
+    question_temperature: float
+    max_question: int
+    max_answer: int
+    systems: tuple[str, ...] = SYSTEMS
+
+    def __post_init__(self):
+        for name in ("batch_size", "max_question", "max_answer"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        for temperature in (*self.temperatures, self.question_temperature):
+            if not 0 < temperature < float("inf"):
+                raise ValueError(f"temperature is {temperature}; conversations are sampled, so it must be finite and above 0")
+
+
+class Conversations:
+    """Makes batches of conversations.
+
+    Raises:
+        ValueError: where the target has no chat template, or its template does not show the user turn.
+    """
+
+    def __init__(self, model: EaModel, recipe: Recipe, prompts: list[str] | None):
+        if model.tokenizer is None or not model.tokenizer.chat_template:
+            raise ValueError(f"{recipe.base_model_path} has no chat template; conversations need one")
+        self.model, self.recipe, self.prompts = model, recipe, prompts
+
+    def batches(self, start: int) -> Iterator[list[Conversation]]:
+        """Batch after batch from number ``start`` on; ends with the prompts where they come from a file."""
+        size = self.recipe.batch_size
+        number = start
+        while self.prompts is None or number * size < len(self.prompts):
+            given = None if self.prompts is None else self.prompts[number * size : (number + 1) * size]
+            yield self.batch(number, given)
+            number += 1
+
+    def batch(self, number: int, users: list[str] | None) -> list[Conversation]:
+        """The conversations of one batch; those without a usable user turn or answer are left out."""
+        recipe, tokenizer = self.recipe, self.model.tokenizer
+        digest = hashlib.sha256(json.dumps([recipe.seed, number]).encode()).digest()
+        torch.manual_seed(int.from_bytes(digest[:8], "big") >> 1)  # transformers draws from the global generator
+        picks = torch.randint(len(recipe.systems), (recipe.batch_size if users is None else len(users),)).tolist()
+        systems = [recipe.systems[i] for i in picks]
+        if users is None:
+            headers = [user_header(tokenizer, system) for system in systems]
+            written = self.sample([tokenize(tokenizer, h) for h, _ in headers], recipe.question_temperature, recipe.max_question)
+            # A turn that ran into the cap is not a whole question.
+            users = [clean(tokenizer, ids, after) if done else "" for (ids, done), (_, after) in zip(written, headers)]
+        texts = [chat(tokenizer, system, user) for system, user in zip(systems, users) if user]
+        if not texts:
+            return []
+        prompts = [tokenize(tokenizer, text) for text in texts]
+        temperature = recipe.temperatures[number % len(recipe.temperatures)]
+        answers = self.sample(prompts, temperature, recipe.max_answer)
+        return [Conversation(prompt, answer, temperature) for prompt, (answer, _) in zip(prompts, answers) if answer]
+
+    @torch.inference_mode()
+    def sample(self, prompts: list[list[int]], temperature: float, cap: int) -> list[tuple[list[int], bool]]:
+        """Continuations of a batch, each up to its stop token (included), and whether it came to one."""
+        stops = sorted(self.model.stop_ids)
+        length = max(map(len, prompts))
+        pad = stops[0] if stops else 0
+        ids = torch.tensor([[pad] * (length - len(p)) + p for p in prompts], device=self.model.target.device)
+        mask = torch.tensor([[0] * (length - len(p)) + [1] * len(p) for p in prompts], device=ids.device)
+        # The config is ours alone: a model's own may hold filters, and the target's law has none.
+        config = GenerationConfig(
+            do_sample=True, temperature=temperature, top_k=0, top_p=1.0, max_new_tokens=cap, eos_token_id=stops or None, pad_token_id=pad
+        )
+        output = self.model.base_model.generate(ids, attention_mask=mask, generation_config=config)[:, length:].tolist()
+        return [cut(row, self.model.stop_ids) for row in output]
+
+
+def cut(ids: list[int], stops: frozenset[int]) -> tuple[list[int], bool]:
+    """``ids`` up to the first stop token, which is kept, and whether there is one."""
+    for i, token in enumerate(ids):
+        if token in stops:
+            return ids[: i + 1], True
+    return ids, False
+
+
+def chat(tokenizer: PreTrainedTokenizerBase, system: str, user: str) -> str:
+    """The chat template's text up to where the answer begins."""
+    messages = [{"role": "system", "content": system}] * bool(system) + [{"role": "user", "content": user}]
+    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+
+
+def user_header(tokenizer: PreTrainedTokenizerBase, system: str) -> tuple[str, str]:
+    """The template's text before and after a user turn."""
+    before, mark, after = chat(tokenizer, system, USER_MARK).partition(USER_MARK)
+    if not mark:
+        raise ValueError("the chat template does not repeat the user's turn as it is; give prompts with --prompts")
+    return before, after
+
+
+def tokenize(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """Ids of a text that the chat template made, which brings its own special tokens."""
+    return tokenizer(text, add_special_tokens=False).input_ids
+
+
+def clean(tokenizer: PreTrainedTokenizerBase, ids: list[int], after: str) -> str:
+    """A user turn as text, without what the template puts behind it."""
+    text = tokenizer.decode(ids, skip_special_tokens=True)
+    end = after.strip().partition("\n")[0]
+    return (text.partition(end)[0] if end else text).strip()
+
+
+def read_prompts(path: Path) -> list[str]:
+    """User turns from a file: JSON Lines with ``turns`` (the first is taken) or ``prompt``, or plain text, one a line.
+
+    Raises:
+        ValueError: naming the line that is neither.
+    """
+    prompts = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
+        if not line.strip():
+            continue
+        if path.suffix != ".jsonl":
+            prompts.append(line.strip())
+            continue
+        try:
+            record = json.loads(line)
+            prompts.append(record["turns"][0] if "turns" in record else record["prompt"])
+        except (json.JSONDecodeError, KeyError, IndexError, TypeError) as error:
+            raise ValueError(f"{path}, line {number}: neither turns nor a prompt ({error!r})") from error
+    if not prompts:
+        raise ValueError(f"{path} holds no prompts")
+    return prompts
+
+
+def open_output(path: Path, recipe: Recipe) -> tuple[int, int]:
+    """Prepare the output for appending: (conversations it holds, number of the next batch).
+
+    Raises:
+        ValueError: where it was made with other settings, naming them.
+    """
+    settings, wanted = settings_file(path), json.loads(json.dumps(asdict(recipe)))
+    if not settings.exists():
+        if path.exists():
+            raise ValueError(f"{path} exists and {settings.name} does not: it was not made by this program; choose another --output")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_settings(path, {"recipe": wanted, "batches": 0, "bytes": 0, "conversations": 0})
+    state = json.loads(settings.read_text())
+    changed = [f"{k} {state['recipe'].get(k)!r} then, {v!r} now" for k, v in wanted.items() if state["recipe"].get(k) != v]
+    if changed:
+        raise ValueError(f"{path} was made with other settings ({', '.join(changed)}); choose another --output")
+    with path.open("ab") as file:  # what was written of a batch that did not get finished
+        file.truncate(state["bytes"])
+    return state["conversations"], state["batches"]
+
+
+def settings_file(path: Path) -> Path:
+    """Where the recipe of a corpus and how far it has come are kept."""
+    return path.with_name(path.name + ".settings.json")
+
+
+def write_settings(path: Path, state: dict) -> None:
+    """Replace the settings file, all or nothing."""
+    scratch = settings_file(path).with_suffix(".part")
+    scratch.write_text(json.dumps(state, indent=1) + "\n")
+    os.replace(scratch, settings_file(path))
+
+
+def append(path: Path, batch: list[Conversation]) -> int:
+    """Add a batch to the file; returns the file's size in bytes."""
+    text = "".join(conversation.to_json() + "\n" for conversation in batch).encode()
+    with path.open("ab") as file:
+        file.write(gzip.compress(text) if path.suffix == ".gz" else text)
+        file.flush()
+        os.fsync(file.fileno())
+        return file.tell()
+
+
+def run(args: argparse.Namespace) -> None:
+    """Generate until the file holds ``args.conversations``, or the prompts are used up."""
+    recipe = Recipe(
+        args.base_model_path, str(args.prompts) if args.prompts else None, args.batch_size, args.seed, tuple(args.temperatures),
+        args.question_temperature, args.max_question, args.max_answer, tuple(args.systems),
+    )  # fmt: skip
+    prompts = read_prompts(args.prompts) if args.prompts else None
+    count, number = open_output(args.output, recipe)
+    print(f"{args.output} holds {count} conversations; {args.conversations} are wanted, {recipe.batch_size} a batch", flush=True)
+    if count >= args.conversations:
+        return
+    maker = Conversations(EaModel.from_pretrained(args.base_model_path, dtype=args.dtype), recipe, prompts)
+    tokens = 0
+    with tqdm(total=args.conversations, initial=count, unit="conversation") as bar:
+        for number, batch in enumerate(maker.batches(number), number + 1):
+            size = append(args.output, batch)
+            count += len(batch)
+            write_settings(args.output, {"recipe": asdict(recipe), "batches": number, "bytes": size, "conversations": count})
+            tokens += sum(len(conversation.answer) for conversation in batch)
+            bar.update(len(batch))
+            bar.set_postfix(answer_tokens=tokens)
+            if count >= args.conversations:
+                break
+    print(f"Done: {args.output}, {count} conversations", flush=True)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m eagle.traineagle3.generate", description="Make training conversations with the target itself.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )  # fmt: skip
+    add = parser.add_argument
+    add("--base-model-path", required=True, help="target: Hub id, folder, .gguf file, or smollm2-demo")
+    add("--output", type=Path, required=True, help="JSON Lines file, gzipped where the name ends in .gz")
+    add("--conversations", type=int, required=True, help="stop when the file holds at least so many (whole batches)")
+    add("--prompts", type=Path, help="take user turns from a file (text, or .jsonl with turns or prompt) instead of making them up")
+    add("--batch-size", type=int, default=64)
+    add("--temperatures", type=float, nargs="+", default=[1.0, 1.0, 0.7, 0.3], help="of the answers, batch by batch in turn")
+    add("--question-temperature", type=float, default=1.0, help="of the user turns that the target makes up")
+    add("--max-question", type=int, default=128, help="cap on the tokens of a user turn; one that reaches it is dropped")
+    add("--max-answer", type=int, default=256, help="cap on the tokens of an answer")
+    add("--systems", nargs="+", default=list(SYSTEMS), help='system prompts, drawn for each conversation; "" is the template\'s own')
+    add("--seed", type=int, default=0)
+    add("--dtype", default="auto", help="auto, bf16, fp16 or fp32")
+    return parser
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point; bad input ends with one line, not a traceback."""
+    try:
+        run(build_parser().parse_args(argv))
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

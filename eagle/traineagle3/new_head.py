@@ -1,0 +1,121 @@
+"""A head to begin with, made from the target's own weights, and the folder that a head is kept in."""
+
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from eagle.model.draft import DraftModel, head_config
+from eagle.model.target import TargetModel, default_taps
+
+PROJECTIONS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+
+
+def new_config(target: TargetModel, draft_vocab_size: int, **changes) -> dict:
+    """The ``config.json`` of a head shaped as one layer of the target; ``changes`` override single entries.
+
+    The feature layers are EAGLE-3's own and so are not listed, unless ``changes`` names them.
+    """
+    config = target.config
+    shape = {
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "num_attention_heads": config.num_attention_heads,
+        "num_key_value_heads": getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
+        "head_dim": getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        "rms_norm_eps": getattr(config, "rms_norm_eps", 1e-6),
+        "hidden_act": config.hidden_act,
+        "max_position_embeddings": config.max_position_embeddings,
+        "rope_theta": (getattr(config, "rope_parameters", None) or {}).get("rope_theta", 10000.0),
+        "vocab_size": target.vocab_size,
+        "draft_vocab_size": draft_vocab_size,
+        "bos_token_id": config.bos_token_id,
+        "eos_token_id": config.eos_token_id,
+        "pad_token_id": config.pad_token_id,
+    }
+    fixed = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 1, "tie_word_embeddings": False}
+    return fixed | shape | {k: v for k, v in changes.items() if v is not None}
+
+
+def new_head(target: TargetModel, config: dict, draft_ids: Tensor, seed: int) -> tuple[DraftModel, list[str]]:
+    """A head in float32 that starts from the target: its last layer, final norm and output rows, and the last feature as it is.
+
+    Args:
+        config: as from ``new_config``.
+        draft_ids: int64 ``[draft_vocab]`` target id of each draft id, distinct.
+        seed: of the weights that have no counterpart in the target.
+
+    Returns:
+        The head, and the names of the weights that had to start at random although the target might have had them.
+    """
+    taps = config.get("eagle_aux_hidden_state_layer_ids") or default_taps(len(target.layers))
+    generator = torch.Generator().manual_seed(seed)
+    draft = DraftModel(head_config(config), target.hidden_size, taps)
+    for parameter in draft.parameters():
+        if parameter.dim() > 1:
+            nn.init.normal_(parameter, std=0.02, generator=generator)
+    if draft.reduced:
+        draft.d2t.copy_(draft_ids - torch.arange(draft_ids.numel()))
+        draft.t2d[draft_ids] = True
+
+    h, missed = draft.config.hidden_size, []
+
+    def start(name: str, own: Tensor, source: nn.Module | None, rows=slice(None)) -> None:
+        """Copy the target's weight into ``own``, a part of the head's weight ``name``."""
+        weight = getattr(source, "weight", None)
+        if weight is None or weight[rows].shape != own.shape:
+            missed.append(name)
+            return
+        own.copy_(weight[rows])
+
+    with torch.no_grad():
+        layer = target.layers[-1]
+        for name in PROJECTIONS:
+            own = draft.midlayer.get_submodule(name).weight
+            # q, k and v read the embedding in their first h columns, which the target's layer does not have.
+            start(f"midlayer.{name}", own[:, -h:] if own.shape[1] == 2 * h else own, submodule(layer, name))
+        start("midlayer.hidden_norm", draft.midlayer.hidden_norm.weight, submodule(layer, "input_layernorm"))
+        start("midlayer.post_attention_layernorm", draft.midlayer.post_attention_layernorm.weight, submodule(layer, "post_attention_layernorm"))
+        start("norm", draft.norm.weight, submodule(target.model.get_decoder(), "norm"))
+        start("lm_head", draft.lm_head.weight, target.output_head, draft_ids)
+        if h == target.hidden_size:
+            draft.fc.weight.zero_()
+            draft.fc.weight[:, -h:] = torch.eye(h)
+        else:
+            missed.append("fc")
+    return draft, missed
+
+
+def submodule(module: nn.Module, name: str) -> nn.Module | None:
+    """A submodule by its dotted name; None where the target's layers are built otherwise."""
+    try:
+        return module.get_submodule(name)
+    except AttributeError:
+        return None
+
+
+def save_head(draft: DraftModel, config: dict, folder: Path, dtype: torch.dtype) -> None:
+    """Write a head in the official layout, replacing the folder as a whole."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    scratch = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
+    scratch.chmod(0o755)  # mkdtemp makes it private
+    try:
+        state = {k: (v.to(dtype) if v.is_floating_point() else v).cpu().contiguous() for k, v in draft.state_dict().items()}
+        save_file(state, scratch / "model.safetensors", metadata={"format": "pt"})
+        config = config | {"torch_dtype": str(dtype).removeprefix("torch.")}
+        (scratch / "config.json").write_text(json.dumps(config, indent=1) + "\n")
+        if folder.exists():
+            old = folder.with_name(folder.name + ".old")
+            shutil.rmtree(old, ignore_errors=True)
+            folder.rename(old)
+            scratch.rename(folder)
+            shutil.rmtree(old)
+        else:
+            os.rename(scratch, folder)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)

@@ -1,0 +1,359 @@
+"""Train an EAGLE-3 head: ``python -m eagle.traineagle3.train --help``; several devices with ``accelerate launch -m``.
+
+The output folder holds
+
+    head/           the newest head in the official layout, for EaModel.from_pretrained(ea_model_path=...)
+    checkpoint.pt   all that going on needs: given the same command again, a killed run ends with the same weights
+    metrics.jsonl   one JSON object a line: loss and top-1 agreement of each self-fed step; tau on held-out conversations
+    curve.svg       the same as a picture
+    settings.json   what decides the result
+"""
+
+import argparse
+import json
+import math
+import os
+import sys
+import time
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from accelerate import Accelerator
+from tqdm import tqdm
+
+from eagle.model.draft import DraftModel, load_draft
+from eagle.model.ea_model import EaModel
+from eagle.traineagle3.corpus import Conversation, read_corpus
+from eagle.traineagle3.curve import draw_curve
+from eagle.traineagle3.heldout import HeldOut, split
+from eagle.traineagle3.new_head import new_config, new_head, save_head
+from eagle.traineagle3.objective import TrainingTimeTest
+from eagle.traineagle3.teacher import Teacher
+from eagle.traineagle3.vocabulary import choose_draft_ids, coverage
+
+PRECISIONS = ("auto", "no", "bf16")
+HELD_OUT_ONE_IN = 50
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What decides the head.
+
+    Attributes:
+        init_head: a head to start from instead of the target's own weights.
+        steps, decay: self-fed steps, and the weight of each further one.
+        batch_tokens: padded tokens of a batch and device.
+        warmup: share of the steps in which the learning rate rises.
+        max_length: tokens of a conversation; the rest is cut off.
+    """
+
+    base_model_path: str
+    data: tuple[str, ...]
+    init_head: str | None
+    draft_vocab_size: int
+    intermediate_size: int | None
+    epochs: float
+    batch_tokens: int
+    steps: int
+    decay: float
+    lr: float
+    warmup: float
+    weight_decay: float
+    clip: float
+    max_length: int
+    precision: str
+    dtype: str
+    seed: int
+    processes: int
+
+    def __post_init__(self):
+        for name in ("epochs", "batch_tokens", "lr", "clip", "max_length"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be finite and above 0")
+        if not 0 <= self.warmup < 1:
+            raise ValueError(f"warmup is {self.warmup}; it must lie in 0..1, below 1")
+        if self.precision not in PRECISIONS:
+            raise ValueError(f"precision is {self.precision!r}; choose one of {', '.join(PRECISIONS)}")
+
+
+class Batches:
+    """Batches of conversations of about equal length; epoch after epoch in an order that the seed decides.
+
+    Args:
+        lengths: tokens of each conversation.
+        batch_tokens: most tokens of a batch, padding included; a longer conversation is a batch by itself.
+        processes: devices that take batches in turn; left-over batches of an epoch are dropped.
+    """
+
+    def __init__(self, lengths: list[int], batch_tokens: int, seed: int, processes: int):
+        self.lengths, self.batch_tokens, self.seed, self.processes = lengths, batch_tokens, seed, processes
+        self.epoch_of, self.order = None, []
+        self.per_epoch = len(self.epoch(0)) // processes
+        if self.per_epoch == 0:
+            raise ValueError(f"{len(lengths)} conversations give fewer batches than the {processes} processes; lower batch_tokens")
+
+    def at(self, step: int, process: int) -> list[int]:
+        """Indices of the conversations that a process takes at a step."""
+        epoch, place = divmod(step, self.per_epoch)
+        if self.epoch_of != epoch:
+            self.epoch_of, self.order = epoch, self.epoch(epoch)
+        return self.order[place * self.processes + process]
+
+    def epoch(self, number: int) -> list[list[int]]:
+        """All batches of an epoch."""
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
+        # Lengths are blurred, so that a conversation does not meet the same neighbours in every epoch.
+        blur = 1 + 0.2 * torch.rand(len(self.lengths), generator=generator)
+        order = (torch.tensor(self.lengths) * blur).argsort().tolist()
+        batches, current, longest = [], [], 0
+        for i in order:
+            longest = max(longest, self.lengths[i])
+            if current and longest * (len(current) + 1) > self.batch_tokens:
+                batches.append(current)
+                current, longest = [], self.lengths[i]
+            current.append(i)
+        batches.append(current)
+        return [batches[i] for i in torch.randperm(len(batches), generator=generator).tolist()]
+
+
+def learning_rate(step: int, total: int, warmup: float) -> float:
+    """Share of the highest learning rate: linear up, then a cosine down to 0 (both over their own steps)."""
+    rising = max(int(warmup * total), 1)
+    if step < rising:
+        return (step + 1) / rising
+    return 0.5 * (1 + math.cos(math.pi * (step - rising) / max(total - rising, 1)))
+
+
+class Run:
+    """One training run: its networks, where it stands, and its output folder."""
+
+    def __init__(self, recipe: Recipe, output: Path, accelerator: Accelerator, features: Path | None, held_out: dict):
+        self.recipe, self.output, self.accelerator = recipe, output, accelerator
+        self.claim_folder()
+        model = EaModel.from_pretrained(recipe.base_model_path, dtype=recipe.dtype, device_map={"": accelerator.device})
+        self.target = model.target
+        self.target.model.requires_grad_(False)
+        corpus = read_corpus(map(Path, recipe.data), self.target.vocab_size)
+        train, held = split(corpus, HELD_OUT_ONE_IN)
+        train = [c for c in train if len(c.prompt) + 3 <= min(len(c.ids), recipe.max_length)]  # others hold nothing to learn
+        if not train:
+            raise ValueError(f"none of the {len(corpus)} conversations is long enough to learn from")
+        draft, self.config = self.begin(train)
+        self.head = draft
+        folder = None if features is None else features / f"process-{accelerator.process_index}-of-{accelerator.num_processes}"
+        self.teacher = Teacher(self.target, train, draft.taps, recipe.max_length, folder)
+        lengths = [len(text) for text in self.teacher.texts]
+        self.batches = Batches(lengths, recipe.batch_tokens, recipe.seed, accelerator.num_processes)
+        self.total = max(round(recipe.epochs * self.batches.per_epoch), 1)
+        self.held_out = HeldOut(self.target, held[: held_out["conversations"]], held_out["places"], held_out["tree"])
+        self.say(
+            f"{len(train)} conversations ({sum(lengths):,} tokens), {len(self.held_out.texts)} of {len(held)} held-out ones for tau; "
+            f"{self.total} steps of up to {recipe.batch_tokens} tokens on {accelerator.num_processes} x {accelerator.device}, "
+            f"precision {accelerator.mixed_precision}, target in {self.target.dtype}"
+        )
+
+        objective = TrainingTimeTest(draft, self.target.embedding, self.target.output_head, recipe.steps, recipe.decay)
+        self.trained = list(draft.parameters())
+        optimizer = torch.optim.AdamW(self.trained, recipe.lr, betas=(0.9, 0.95), weight_decay=recipe.weight_decay)
+        self.objective, self.optimizer = accelerator.prepare(objective.to(accelerator.device), optimizer)
+        self.step = self.seen = 0  # optimiser steps taken, tokens that they saw on all devices
+        self.resume()
+
+    def say(self, text: str) -> None:
+        self.accelerator.print(text, flush=True)
+
+    def claim_folder(self) -> None:
+        """Record the settings in the output folder, or check that they are those of the run there.
+
+        Raises:
+            ValueError: naming the settings that differ.
+        """
+        path, wanted = self.output / "settings.json", json.loads(json.dumps(asdict(self.recipe)))
+        if path.exists():
+            before = json.loads(path.read_text())
+            changed = [f"{k} {before.get(k)!r} then, {v!r} now" for k, v in wanted.items() if before.get(k) != v]
+            if changed:
+                raise ValueError(f"{self.output} holds another run ({', '.join(changed)}); choose another --output")
+        elif self.accelerator.is_main_process:
+            self.output.mkdir(parents=True, exist_ok=True)
+            replace_text(path, json.dumps(wanted, indent=1) + "\n")
+
+    def begin(self, train: list[Conversation]) -> tuple[DraftModel, dict]:
+        """The head before its first step, and its config."""
+        recipe, target = self.recipe, self.target
+        if recipe.init_head is not None:
+            draft = load_draft(recipe.init_head, target.hidden_size, target.vocab_size, len(target.layers)).float()
+            config = json.loads((Path(recipe.init_head) / "config.json").read_text())
+            self.say(f"starting from the head in {recipe.init_head}: its size and draft vocabulary stay")
+        else:
+            ids = choose_draft_ids(train, recipe.draft_vocab_size, target.vocab_size)
+            config = new_config(target, recipe.draft_vocab_size, intermediate_size=recipe.intermediate_size)
+            draft, missed = new_head(target, config, ids, recipe.seed)
+            if missed:
+                self.say(f"these weights start at random, since the target's last layer has none of their shape: {', '.join(missed)}")
+        if draft.reduced:
+            share = coverage(train, draft.target_ids(), target.vocab_size)
+            self.say(f"the draft vocabulary of {draft.d2t.numel()} holds {100 * share:.1f} % of the answer tokens")
+        return draft.train().to(self.accelerator.device), config
+
+    def resume(self) -> None:
+        """Take up the checkpoint of an interrupted run, and drop the metrics that came after it."""
+        path, reached = self.output / "checkpoint.pt", -1
+        if path.exists():
+            state = torch.load(path, map_location="cpu", weights_only=True)
+            self.head.load_state_dict(state["head"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.step, self.seen = state["step"], state["seen"]
+            reached = self.step
+            self.say(f"going on from step {self.step}")
+        metrics = self.output / "metrics.jsonl"
+        if metrics.exists() and self.accelerator.is_main_process:
+            lines = [line for line in metrics.read_text().split("\n") if line.endswith("}")]
+            replace_text(metrics, "".join(line + "\n" for line in lines if json.loads(line)["step"] <= reached))
+
+    def save(self) -> None:
+        """Write checkpoint and head, each all or nothing."""
+        if not self.accelerator.is_main_process:
+            return
+        state = {"head": self.head.state_dict(), "optimizer": self.optimizer.state_dict(), "step": self.step, "seen": self.seen}
+        scratch = self.output / "checkpoint.part"
+        torch.save(state, scratch)
+        os.replace(scratch, self.output / "checkpoint.pt")
+        save_head(self.head, self.config, self.output / "head", torch.float16)
+
+    def record(self, **values) -> None:
+        """Add a line to the metrics."""
+        if self.accelerator.is_main_process:
+            with (self.output / "metrics.jsonl").open("a") as file:
+                file.write(json.dumps({"step": self.step, "tokens": self.seen, **values}) + "\n")
+
+    def measure(self) -> None:
+        """Tau on the held-out conversations (on the first device; the others wait), and the picture so far."""
+        if self.accelerator.is_main_process and self.held_out.texts:
+            self.head.eval()
+            tau = self.held_out.tau(self.head)
+            self.head.train()
+            self.record(tau=tau)
+            draw_curve(self.output / "metrics.jsonl", self.output / "curve.svg")
+            self.say(f"step {self.step}, {self.seen:,} tokens: tau " + ", ".join(f"{name} {value:.3f}" for name, value in tau.items()))
+        self.accelerator.wait_for_everyone()
+
+    def train_step(self) -> dict[str, list[float]]:
+        """One optimiser step; returns cross-entropy and agreement of each self-fed step, on this device's batch."""
+        batch = self.teacher.batch(self.batches.at(self.step, self.accelerator.process_index))
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.recipe.lr * learning_rate(self.step, self.total, self.recipe.warmup)
+        with self.accelerator.autocast():
+            loss, entropy, agreement = self.objective(batch)
+        self.accelerator.backward(loss)
+        norm = self.accelerator.clip_grad_norm_(self.trained, self.recipe.clip)
+        if not torch.isfinite(norm):
+            raise ArithmeticError(f"the gradient at step {self.step} is {norm.item()}; lower --lr, or use --precision no")
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        self.seen += int(self.accelerator.reduce(batch.lengths.sum(), "sum"))
+        return {"loss": entropy.tolist(), "agreement": agreement.tolist()}
+
+    def train(self, log_every: int, save_every: int, measure_every: int, stop_after: int | None = None) -> None:
+        """Train to the end, or for ``stop_after`` more steps."""
+        last = self.total if stop_after is None else min(self.step + stop_after, self.total)
+        sums, since, start = {}, 0, time.perf_counter()
+        if self.step == 0:
+            self.measure()
+        bar = tqdm(total=self.total, initial=self.step, unit="step", disable=not self.accelerator.is_main_process)
+        while self.step < last:
+            for name, values in self.train_step().items():
+                sums[name] = [a + b for a, b in zip(sums.get(name, [0.0] * len(values)), values)]
+            since += 1
+            bar.update()
+            if self.step % log_every == 0 or self.step == last:
+                means = {name: [round(value / since, 4) for value in values] for name, values in sums.items()}
+                self.record(**means, lr=self.optimizer.param_groups[0]["lr"], seconds=round(time.perf_counter() - start, 1))
+                bar.set_postfix(loss=means["loss"][0], agreement=means["agreement"][0])
+                sums, since, start = {}, 0, time.perf_counter()
+            if self.step % save_every == 0 or self.step == last:
+                self.save()
+            if self.step % measure_every == 0 or self.step == self.total:
+                self.measure()
+        bar.close()
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file, all or nothing."""
+    scratch = path.with_name(path.name + ".part")
+    scratch.write_text(text)
+    os.replace(scratch, path)
+
+
+def choose_precision(precision: str) -> str:
+    """bfloat16 where the hardware multiplies in it, else none."""
+    if precision != "auto":
+        return precision
+    if torch.cuda.is_available():
+        return "bf16" if torch.cuda.is_bf16_supported() else "no"
+    return "bf16" if torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported() else "no"
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m eagle.traineagle3.train", description="Train an EAGLE-3 head on conversations that the target made.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )  # fmt: skip
+    add = parser.add_argument
+    add("--base-model-path", required=True, help="target: Hub id, folder, .gguf file, or smollm2-demo")
+    add("--data", nargs="+", required=True, help="corpus files (see eagle.traineagle3.generate)")
+    add("--output", type=Path, required=True, help="folder of the run")
+    add("--init-head", help="folder of a head to train further; default: start from the target's weights")
+    add("--draft-vocab-size", type=int, default=32000, help="tokens that the head can propose, the most frequent ones of the data")
+    add("--intermediate-size", type=int, help="width of the head's MLP; default: the target's")
+    add("--epochs", type=float, default=10)
+    add("--batch-tokens", type=int, default=4096, help="tokens of a batch, padding included, on each device")
+    add("--steps", type=int, default=7, help="self-fed steps (training-time test)")
+    add("--decay", type=float, default=0.8, help="weight of each further self-fed step in the loss")
+    add("--lr", type=float, default=1e-4, help="highest learning rate")
+    add("--warmup", type=float, default=0.02, help="share of the steps in which the learning rate rises")
+    add("--weight-decay", type=float, default=0.0)
+    add("--clip", type=float, default=1.0, help="largest norm of the gradient")
+    add("--max-length", type=int, default=2048, help="tokens of a conversation; the rest is cut off")
+    add("--precision", choices=PRECISIONS, default="auto", help="autocast of the head; auto is bf16 where the hardware has it")
+    add("--dtype", default="auto", help="of the target: auto, bf16, fp16 or fp32")
+    add("--seed", type=int, default=0)
+    add("--features", type=Path, help="folder to keep the target's features in (2 bytes x 4 hidden sizes a token), asked for once")
+    add("--log-every", type=int, default=20, help="steps between lines of metrics.jsonl")
+    add("--save-every", type=int, default=200, help="steps between checkpoints")
+    add("--measure-every", type=int, default=500, help="steps between measurements of tau")
+    add("--held-out", type=int, default=24, help=f"held-out conversations for tau (one in {HELD_OUT_ONE_IN} is never trained on)")
+    add("--held-out-places", type=int, default=4, help="contexts of each")
+    add("--total-token", type=int, default=60, help="tree of the held-out measure")
+    add("--depth", type=int, default=7)
+    add("--top-k", type=int, default=10)
+    return parser
+
+
+def run(args: argparse.Namespace) -> None:
+    """Set up or resume, and train."""
+    precision = choose_precision(args.precision)
+    accelerator = Accelerator(mixed_precision=precision)
+    recipe = Recipe(**{
+        **{name: getattr(args, name) for name in Recipe.__dataclass_fields__ if hasattr(args, name)},
+        "data": tuple(args.data), "precision": precision, "processes": accelerator.num_processes,
+    })  # fmt: skip
+    tree = {"total_token": args.total_token, "depth": args.depth, "top_k": args.top_k}
+    held_out = {"conversations": args.held_out, "places": args.held_out_places, "tree": tree}
+    Run(recipe, args.output, accelerator, args.features, held_out).train(args.log_every, args.save_every, args.measure_every)
+    accelerator.print(f"Done: {args.output / 'head'}")
+    accelerator.end_training()
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point; bad input ends with one line, not a traceback."""
+    try:
+        run(build_parser().parse_args(argv))
+    except (ValueError, OSError, ArithmeticError) as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()
