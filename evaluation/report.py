@@ -7,12 +7,12 @@ seed are one arm.
 
 import argparse
 import json
-import os
 import sys
 from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
 
+from eagle.files import replace_text
 from evaluation.answers import read_answers
 from evaluation.statistics import Estimate, ratio, ratio_of_ratios
 
@@ -163,14 +163,6 @@ def render(rows: list[dict]) -> str:
     return "\n".join(f"| {line} |" for line in lines)
 
 
-def write_json(rows: list[dict], path: Path) -> None:
-    """Write the rows, all or nothing."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = path.with_name(path.name + ".part")
-    scratch.write_text(json.dumps(rows, default=asdict, indent=1) + "\n", encoding="utf-8")
-    os.replace(scratch, path)
-
-
 def main(argv: list[str] | None = None) -> None:
     """Entry point; bad input ends with one line, not a traceback."""
     parser = argparse.ArgumentParser(prog="python -m evaluation.report", description=__doc__.split("\n")[0])
@@ -184,7 +176,7 @@ def main(argv: list[str] | None = None) -> None:
         sys.exit(f"error: {error}")
     output = args.output or args.answers[0].with_name("report.json")
     print(render(rows))
-    write_json(rows, output)
+    replace_text(output, json.dumps(rows, default=asdict, indent=1) + "\n")
     print(f"tau: accepted + 1 a cycle, over all cycles. Intervals: 95 %, clustered by question. The same as JSON: {output}")
 
 

@@ -1,8 +1,9 @@
 """The picture of a training run."""
 
 import json
-import os
 from pathlib import Path
+
+from eagle.files import replacing
 
 
 def draw_curve(metrics: Path, picture: Path) -> None:
@@ -27,7 +28,6 @@ def draw_curve(metrics: Path, picture: Path) -> None:
         axis.grid(alpha=0.3)
         if axis.lines:
             axis.legend(fontsize=8)
-    scratch = picture.with_name(f"{picture.stem}.part{picture.suffix}")
-    figure.savefig(scratch)
+    with replacing(picture) as scratch:
+        figure.savefig(scratch)
     pyplot.close(figure)
-    os.replace(scratch, picture)

@@ -19,6 +19,7 @@ import torch
 from tqdm import tqdm
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
+from eagle.files import replace_text
 from eagle.model.ea_model import EaModel
 from eagle.traineagle3.corpus import Conversation
 
@@ -206,9 +207,7 @@ def settings_file(path: Path) -> Path:
 
 def write_settings(path: Path, state: dict) -> None:
     """Replace the settings file, all or nothing."""
-    scratch = settings_file(path).with_suffix(".part")
-    scratch.write_text(json.dumps(state, indent=1) + "\n")
-    os.replace(scratch, settings_file(path))
+    replace_text(settings_file(path), json.dumps(state, indent=1) + "\n")
 
 
 def append(path: Path, batch: list[Conversation]) -> int:

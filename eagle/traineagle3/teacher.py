@@ -2,12 +2,12 @@
 
 import hashlib
 import json
-import os
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from eagle.files import replace_text
 from eagle.model.target import TargetModel
 from eagle.traineagle3.corpus import Conversation
 from eagle.traineagle3.objective import Batch
@@ -79,9 +79,7 @@ class Store:
         total = int(self.ends[-1])
         self.data = torch.from_file(str(folder / "states.bin"), shared=True, size=total * width, dtype=dtype).view(total, width)
         self.present = torch.from_file(str(folder / "present.bin"), shared=True, size=len(texts), dtype=torch.bool)
-        scratch = about.with_suffix(".part")
-        scratch.write_text(json.dumps(content))
-        os.replace(scratch, about)
+        replace_text(about, json.dumps(content))
 
     def has(self, i: int) -> bool:
         return bool(self.present[i])

@@ -12,7 +12,6 @@ The output folder holds
 import argparse
 import json
 import math
-import os
 import sys
 import time
 from dataclasses import asdict, dataclass
@@ -22,6 +21,7 @@ import torch
 from accelerate import Accelerator
 from tqdm import tqdm
 
+from eagle.files import replace_text, replacing
 from eagle.model.draft import DraftModel, load_draft
 from eagle.model.ea_model import EaModel
 from eagle.traineagle3.corpus import Conversation, read_corpus
@@ -217,9 +217,8 @@ class Run:
         if not self.accelerator.is_main_process:
             return
         state = {"head": self.head.state_dict(), "optimizer": self.optimizer.state_dict(), "step": self.step, "seen": self.seen}
-        scratch = self.output / "checkpoint.part"
-        torch.save(state, scratch)
-        os.replace(scratch, self.output / "checkpoint.pt")
+        with replacing(self.output / "checkpoint.pt") as scratch:
+            torch.save(state, scratch)
         save_head(self.head, self.config, self.output / "head", torch.float16)
 
     def record(self, **values) -> None:
@@ -278,13 +277,6 @@ class Run:
             if self.step % measure_every == 0 or self.step == self.total:
                 self.measure()
         bar.close()
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Write a file, all or nothing."""
-    scratch = path.with_name(path.name + ".part")
-    scratch.write_text(text)
-    os.replace(scratch, path)
 
 
 def choose_precision(precision: str) -> str:

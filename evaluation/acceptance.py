@@ -1,0 +1,188 @@
+"""Compare arms and heads on the same contexts: ``python -m evaluation.acceptance --help``.
+
+Whole generations are noisy: each arm soon writes a text of its own. Here the target writes one continuation of each
+question, and every few tokens of it each arm drafts a tree, whose expected accepted + 1 is computed exactly. So the
+differences between arms are paired by context; only which token the sampled slots drew is still chance (``--draws`` averages it).
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from tqdm import tqdm
+
+from eagle.files import replace_text
+from eagle.model.acceptance import contexts
+from eagle.model.decoding import DecodingOptions
+from eagle.model.demo import DEMO_NAME, demo_head_path
+from eagle.model.draft import load_draft
+from eagle.model.ea_model import EaModel
+from evaluation.answers import commit, device_name, turn_seed
+from evaluation.prompts import TEMPLATES, build_prompt, check_template
+from evaluation.questions import Question, load_questions, question_file
+from evaluation.statistics import Estimate, ratio
+from rheo import VERIFICATIONS
+
+
+def parse_arm(text: str) -> dict:
+    """``topk``, or ``rheo:M``, or ``rheo:M:rrsw`` as keywords of ``EaModel.options``.
+
+    Raises:
+        ValueError: for anything else.
+    """
+    sampling, *rest = text.split(":")
+    if sampling == "topk" and not rest:
+        return {"sampling": "topk"}
+    if sampling == "rheo" and len(rest) in (1, 2) and rest[0].isdecimal() and rest[1:] in ([], *([v] for v in VERIFICATIONS)):
+        return {"sampling": "rheo", "m": int(rest[0]), **({"verification": rest[1]} if rest[1:] else {})}
+    raise ValueError(f"arm is {text!r}; write topk, rheo:M or rheo:M:VERIFICATION with one of {', '.join(VERIFICATIONS)}")
+
+
+def continuation(model: EaModel, question: Question, template: str, law: dict, tokens: int, seed: int) -> tuple[Tensor, int]:
+    """The target's own answer to the first turn, prompt included ``[L]``, and where the answer begins."""
+    prompt = build_prompt(template, model.tokenizer, [question.turns[0]], [])
+    seed = turn_seed(seed, question.question_id, 0, 0)
+    text = model.naivegenerate(prompt, **law, max_new_tokens=tokens, max_length=None, seed=seed)
+    return text[0], prompt.shape[1]
+
+
+def measure(
+    model: EaModel, heads: list[str], questions: list[Question], arms: dict[str, DecodingOptions], args: argparse.Namespace
+) -> Iterator[dict]:
+    """One row per question, context, head, arm and draw."""
+    target = model.target
+    drafts = {path: load_draft(path, target.hidden_size, target.vocab_size, len(target.layers)).to(target.device, target.dtype) for path in heads}
+    law = {"temperature": args.temperature}
+    options = [replace(o, seed=draw) for o in arms.values() for draw in range(args.draws)]
+    names = [(name, draw) for name in arms for draw in range(args.draws)]
+    for question in tqdm(questions, unit="question"):
+        text, start = continuation(model, question, args.template, law, args.max_new_token, args.seed)
+        places = list(range(start, text.numel() - 1, args.every))
+        if not places:
+            continue
+        for path, draft in drafts.items():
+            for context in contexts(target, draft, text, places, options):
+                name, draw = names[context.arm]
+                place = {"question_id": question.question_id, "place": context.place - start}
+                yield {**place, "head": path, "arm": name, "draw": draw, "tau": context.tau}
+
+
+def summarise(rows: list[dict]) -> list[dict]:
+    """Per head and arm: tau, and its difference to the first arm and to the same arm of the first head."""
+    sums: dict[tuple[str, str], dict] = {}
+    for row in rows:
+        by_question = sums.setdefault((row["head"], row["arm"]), {})
+        total, count = by_question.get(row["question_id"], (0.0, 0))
+        by_question[row["question_id"]] = total + row["tau"], count + 1
+    first_head, first_arm = next(iter(sums))
+
+    def over(key: tuple[str, str], other: tuple[str, str] | None = None) -> Estimate | None:
+        counts = {q: n for q, (_, n) in sums[key].items()}
+        return ratio({q: t - (sums[other][q][0] if other else 0) for q, (t, _) in sums[key].items()}, counts)
+
+    return [
+        {
+            "head": head,
+            "arm": arm,
+            "contexts": sum(n for _, n in sums[head, arm].values()),
+            "tau": over((head, arm)),
+            "to_first_arm": None if arm == first_arm else over((head, arm), (head, first_arm)),
+            "to_first_head": None if head == first_head else over((head, arm), (first_head, arm)),
+        }
+        for head, arm in sums
+    ]
+
+
+def render(summary: list[dict]) -> str:
+    """A Markdown table; differences as ``+0.12 ± 0.03`` (95 %)."""
+    lines = ["| head | arm | contexts | tau [95 %] | to the first arm | to the first head |", "| --- | --- | --- | --- | --- | --- |"]
+    for row in summary:
+        tau = row["tau"]
+        shown = f"{tau.value:.3f}" + ("" if tau.low is None else f" [{tau.low:.2f}, {tau.high:.2f}]")
+        differences = [
+            "" if e is None else f"{e.value:+.3f}" + ("" if e.low is None else f" ± {e.high - e.value:.3f}")
+            for e in (row["to_first_arm"], row["to_first_head"])
+        ]
+        lines.append(f"| {row['head']} | {row['arm']} | {row['contexts']} | {shown} | {' | '.join(differences)} |")
+    return "\n".join(lines)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m evaluation.acceptance", description=__doc__.split("\n")[0],
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )  # fmt: skip
+    add = parser.add_argument
+    add("--base-model-path", required=True, help="target: Hub id, folder, .gguf file, or smollm2-demo")
+    add("--ea-model-path", nargs="+", help="one or more heads; default: the demo's")
+    add("--arms", nargs="+", default=["topk", "rheo:1"], help="topk, rheo:M, rheo:M:rrsw; the first is what others are compared to")
+    add("--bench-name", nargs="+", default=["demo"], help="question sets")
+    add("--question-file", type=Path, nargs="+", help="question files in place of --bench-name")
+    add("--question-begin", type=int, help="first question of each set, counted from 0")
+    add("--question-end", type=int, help="end of the questions, not included")
+    add("--temperature", type=float, default=1.0)
+    add("--max-new-token", type=int, default=96, help="length of the continuation")
+    add("--every", type=int, default=6, help="tokens between two contexts")
+    add("--draws", type=int, default=1, help="trees drawn at each context by each arm")
+    add("--total-token", type=int, default=60)
+    add("--depth", type=int, default=7)
+    add("--top-k", type=int, default=10)
+    add("--support", type=int, help="(rheo; 128 where not given)")
+    add("--template", default="auto", choices=TEMPLATES)
+    add("--dtype", default="auto")
+    add("--seed", type=int, default=0)
+    add("--output", type=Path, help="JSON file with settings, table and raw rows")
+    return parser
+
+
+def run(args: argparse.Namespace) -> None:
+    """Measure, print the table, write the rows."""
+    for name in ("every", "draws"):
+        if getattr(args, name) < 1:
+            raise ValueError(f"--{name} is {getattr(args, name)}; it must be at least 1")
+    files = args.question_file or [question_file(name) for name in args.bench_name]
+    questions = [
+        replace(q, question_id=f"{file.parent.name}/{q.question_id}")
+        for file in files
+        for q in load_questions(file, args.question_begin, args.question_end)
+    ]
+    arms = {text: parse_arm(text) for text in args.arms}
+    tree = {"total_token": args.total_token, "depth": args.depth, "top_k": args.top_k}
+    heads = args.ea_model_path or ([demo_head_path()] if args.base_model_path == DEMO_NAME else [])
+    if not heads:
+        raise ValueError("--ea-model-path is missing; only the demo target brings its own head")
+    model = EaModel.from_pretrained(args.base_model_path, dtype=args.dtype, **tree)
+    check_template(args.template, model.tokenizer)
+    support = {} if args.support is None else {"support": args.support}
+    options = {
+        text: model.options(temperature=args.temperature, **arm, **(support if arm["sampling"] == "rheo" else {}))
+        for text, arm in arms.items()
+    }
+    rows = list(measure(model, heads, questions, options, args))
+    if not rows:
+        raise ValueError(f"no context: the continuations of {len(questions)} questions are shorter than two tokens")
+    summary = summarise(rows)
+    print(render(summary))
+    print(f"{len(questions)} questions, T = {args.temperature}, a context every {args.every} tokens; intervals: 95 %, clustered by question")
+    if args.output is not None:
+        settings = {k: v for k, v in vars(args).items() if k != "output"}
+        settings |= {"commit": commit(), "device": device_name(model.target.device), "dtype": str(model.target.dtype)}
+        content = {"settings": settings, "table": summary, "rows": rows}
+        replace_text(args.output, json.dumps(content, default=lambda x: asdict(x) if isinstance(x, Estimate) else str(x)) + "\n")
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point; bad input ends with one line, not a traceback."""
+    try:
+        run(build_parser().parse_args(argv))
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()
