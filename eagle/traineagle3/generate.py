@@ -222,18 +222,21 @@ def append(path: Path, batch: list[Conversation]) -> int:
 
 def run(args: argparse.Namespace) -> None:
     """Generate until the file holds ``args.conversations``, or the prompts are used up."""
+    if args.conversations is None and args.prompts is None:
+        raise ValueError("--conversations is missing: without --prompts there is no end")
     recipe = Recipe(
         args.base_model_path, str(args.prompts) if args.prompts else None, args.batch_size, args.seed, tuple(args.temperatures),
         args.question_temperature, args.max_question, args.max_answer, tuple(args.systems),
     )  # fmt: skip
     prompts = read_prompts(args.prompts) if args.prompts else None
+    wanted = len(prompts) if args.conversations is None else args.conversations
     count, number = open_output(args.output, recipe)
-    print(f"{args.output} holds {count} conversations; {args.conversations} are wanted, {recipe.batch_size} a batch", flush=True)
-    if count >= args.conversations:
+    print(f"{args.output} holds {count} conversations; {wanted} are wanted, {recipe.batch_size} a batch", flush=True)
+    if count >= wanted:
         return
     maker = Conversations(EaModel.from_pretrained(args.base_model_path, dtype=args.dtype), recipe, prompts)
     tokens = 0
-    with tqdm(total=args.conversations, initial=count, unit="conversation") as bar:
+    with tqdm(total=wanted, initial=count, unit="conversation") as bar:
         for number, batch in enumerate(maker.batches(number), number + 1):
             size = append(args.output, batch)
             count += len(batch)
@@ -241,7 +244,7 @@ def run(args: argparse.Namespace) -> None:
             tokens += sum(len(conversation.answer) for conversation in batch)
             bar.update(len(batch))
             bar.set_postfix(answer_tokens=tokens)
-            if count >= args.conversations:
+            if count >= wanted:
                 break
     print(f"Done: {args.output}, {count} conversations", flush=True)
 
@@ -254,7 +257,7 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--base-model-path", required=True, help="target: Hub id, folder, .gguf file, or smollm2-demo")
     add("--output", type=Path, required=True, help="JSON Lines file, gzipped where the name ends in .gz")
-    add("--conversations", type=int, required=True, help="stop when the file holds at least so many (whole batches)")
+    add("--conversations", type=int, help="stop when the file holds at least so many (whole batches); default: all --prompts")
     add("--prompts", type=Path, help="take user turns from a file (text, or .jsonl with turns or prompt) instead of making them up")
     add("--batch-size", type=int, default=64)
     add("--temperatures", type=float, nargs="+", default=[1.0, 1.0, 0.7, 0.3], help="of the answers, batch by batch in turn")

@@ -77,8 +77,9 @@ def new_head(target: TargetModel, config: dict, draft_ids: Tensor, seed: int) ->
         layer = target.layers[-1]
         for name in PROJECTIONS:
             own = draft.midlayer.get_submodule(name).weight
-            # q, k and v read the embedding in their first h columns, which the target's layer does not have.
-            start(f"midlayer.{name}", own[:, -h:] if own.shape[1] == 2 * h else own, submodule(layer, name))
+            if name.endswith(("q_proj", "k_proj", "v_proj")):
+                own = own[:, h:]  # the first h columns read the embedding, which the target's layer does not do
+            start(f"midlayer.{name}", own, submodule(layer, name))
         start("midlayer.hidden_norm", draft.midlayer.hidden_norm.weight, submodule(layer, "input_layernorm"))
         start("midlayer.post_attention_layernorm", draft.midlayer.post_attention_layernorm.weight, submodule(layer, "post_attention_layernorm"))
         start("norm", draft.norm.weight, submodule(target.model.get_decoder(), "norm"))

@@ -100,7 +100,7 @@ class TrainingTimeTest(nn.Module):
         rows = slice(None) if ids is None else ids.to(output_head.weight.device)
         bias = None if output_head.bias is None else output_head.bias.detach()[rows]
         # In a tuple, so that they are neither trained nor saved with the head.
-        self.frozen = embedding, output_head.weight.detach()[rows], bias
+        self.frozen = lambda tokens: embedding(tokens).detach(), output_head.weight.detach()[rows], bias
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Loss (scalar) and, per step ``[steps]``, its cross-entropy and its top-1 agreement with the target.

@@ -78,36 +78,37 @@ class Recipe:
 
 
 class Batches:
-    """Batches of conversations of about equal length; epoch after epoch in an order that the seed decides.
+    """Batches of conversations of about equal length, epoch after epoch in an order that the seed decides.
 
     Args:
         lengths: tokens of each conversation.
         batch_tokens: most tokens of a batch, padding included; a longer conversation is a batch by itself.
-        processes: devices that take batches in turn; left-over batches of an epoch are dropped.
+        epochs: passes over the data; a fraction of one takes so much of its batches.
+        processes: devices that take batches in turn; left-over batches are dropped.
+
+    Attributes:
+        steps: how often every device gets a batch, at least once.
     """
 
-    def __init__(self, lengths: list[int], batch_tokens: int, seed: int, processes: int):
+    def __init__(self, lengths: list[int], batch_tokens: int, epochs: float, seed: int, processes: int):
         self.lengths, self.batch_tokens, self.seed, self.processes = lengths, batch_tokens, seed, processes
-        self.epoch_of, self.order = None, []
-        self.per_epoch = len(self.epoch(0)) // processes
-        if self.per_epoch == 0:
-            raise ValueError(f"{len(lengths)} conversations give fewer batches than the {processes} processes; lower batch_tokens")
+        passes = math.ceil(epochs)
+        self.order = [batch for number in range(passes) for batch in self.epoch(number)]
+        if len(self.order) < processes:
+            raise ValueError(f"the data gives {len(self.order)} batches, fewer than the {processes} devices; lower batch_tokens")
+        self.steps = max(round(len(self.order) * epochs / passes) // processes, 1)
 
     def at(self, step: int, process: int) -> list[int]:
         """Indices of the conversations that a process takes at a step."""
-        epoch, place = divmod(step, self.per_epoch)
-        if self.epoch_of != epoch:
-            self.epoch_of, self.order = epoch, self.epoch(epoch)
-        return self.order[place * self.processes + process]
+        return self.order[step * self.processes + process]
 
     def epoch(self, number: int) -> list[list[int]]:
         """All batches of an epoch."""
         generator = torch.Generator().manual_seed(self.seed * 1_000_003 + number)
         # Lengths are blurred, so that a conversation does not meet the same neighbours in every epoch.
         blur = 1 + 0.2 * torch.rand(len(self.lengths), generator=generator)
-        order = (torch.tensor(self.lengths) * blur).argsort().tolist()
         batches, current, longest = [], [], 0
-        for i in order:
+        for i in (torch.tensor(self.lengths) * blur).argsort().tolist():
             longest = max(longest, self.lengths[i])
             if current and longest * (len(current) + 1) > self.batch_tokens:
                 batches.append(current)
@@ -144,8 +145,8 @@ class Run:
         folder = None if features is None else features / f"process-{accelerator.process_index}-of-{accelerator.num_processes}"
         self.teacher = Teacher(self.target, train, draft.taps, recipe.max_length, folder)
         lengths = [len(text) for text in self.teacher.texts]
-        self.batches = Batches(lengths, recipe.batch_tokens, recipe.seed, accelerator.num_processes)
-        self.total = max(round(recipe.epochs * self.batches.per_epoch), 1)
+        self.batches = Batches(lengths, recipe.batch_tokens, recipe.epochs, recipe.seed, accelerator.num_processes)
+        self.total = self.batches.steps
         self.held_out = HeldOut(self.target, held[: held_out["conversations"]], held_out["places"], held_out["tree"])
         self.say(
             f"{len(train)} conversations ({sum(lengths):,} tokens), {len(self.held_out.texts)} of {len(held)} held-out ones for tau; "
