@@ -22,8 +22,9 @@ from eagle.model.decoding import DecodingOptions
 from eagle.model.demo import DEMO_NAME, demo_head_path
 from eagle.model.draft import load_draft
 from eagle.model.ea_model import EaModel
+from evaluation import flags
 from evaluation.answers import commit, device_name, turn_seed
-from evaluation.prompts import TEMPLATES, build_prompt, check_template
+from evaluation.prompts import build_prompt, check_template
 from evaluation.questions import Question, load_questions, question_file
 from evaluation.statistics import Estimate, ratio
 from rheo import VERIFICATIONS
@@ -56,12 +57,12 @@ def measure(
 ) -> Iterator[dict]:
     """One row per question, context, head, arm and draw."""
     target = model.target
-    drafts = {path: load_draft(path, target.hidden_size, target.vocab_size, len(target.layers)).to(target.device, target.dtype) for path in heads}
-    law = {"temperature": args.temperature}
+    shape = target.hidden_size, target.vocab_size, len(target.layers)
+    drafts = {path: load_draft(path, *shape).to(target.device, target.dtype) for path in heads}
     options = [replace(o, seed=draw) for o in arms.values() for draw in range(args.draws)]
     names = [(name, draw) for name in arms for draw in range(args.draws)]
     for question in tqdm(questions, unit="question"):
-        text, start = continuation(model, question, args.template, law, args.max_new_token, args.seed)
+        text, start = continuation(model, question, args.template, flags.law(args), args.max_new_token, args.seed)
         places = list(range(start, text.numel() - 1, args.every))
         if not places:
             continue
@@ -125,17 +126,14 @@ def build_parser() -> argparse.ArgumentParser:
     add("--question-file", type=Path, nargs="+", help="question files in place of --bench-name")
     add("--question-begin", type=int, help="first question of each set, counted from 0")
     add("--question-end", type=int, help="end of the questions, not included")
-    add("--temperature", type=float, default=1.0)
     add("--max-new-token", type=int, default=96, help="length of the continuation")
     add("--every", type=int, default=6, help="tokens between two contexts")
     add("--draws", type=int, default=1, help="trees drawn at each context by each arm")
-    add("--total-token", type=int, default=60)
-    add("--depth", type=int, default=7)
-    add("--top-k", type=int, default=10)
-    add("--support", type=int, help="(rheo; 128 where not given)")
-    add("--template", default="auto", choices=TEMPLATES)
-    add("--dtype", default="auto")
+    add("--support", type=int, help="draft tokens that carry q, 0 for all (rheo; 128 where not given)")
     add("--seed", type=int, default=0)
+    flags.add_law(parser)
+    flags.add_tree(parser)
+    flags.add_model(parser)
     add("--output", type=Path, help="JSON file with settings, table and raw rows")
     return parser
 
@@ -152,15 +150,14 @@ def run(args: argparse.Namespace) -> None:
         for q in load_questions(file, args.question_begin, args.question_end)
     ]
     arms = {text: parse_arm(text) for text in args.arms}
-    tree = {"total_token": args.total_token, "depth": args.depth, "top_k": args.top_k}
     heads = args.ea_model_path or ([demo_head_path()] if args.base_model_path == DEMO_NAME else [])
     if not heads:
         raise ValueError("--ea-model-path is missing; only the demo target brings its own head")
-    model = EaModel.from_pretrained(args.base_model_path, dtype=args.dtype, **tree)
+    model = EaModel.from_pretrained(args.base_model_path, dtype=args.dtype, **flags.tree(args))
     check_template(args.template, model.tokenizer)
     support = {} if args.support is None else {"support": args.support}
     options = {
-        text: model.options(temperature=args.temperature, **arm, **(support if arm["sampling"] == "rheo" else {}))
+        text: model.options(**flags.law(args), **arm, **(support if arm["sampling"] == "rheo" else {}))
         for text, arm in arms.items()
     }
     rows = list(measure(model, heads, questions, options, args))
@@ -168,7 +165,7 @@ def run(args: argparse.Namespace) -> None:
         raise ValueError(f"no context: the continuations of {len(questions)} questions are shorter than two tokens")
     summary = summarise(rows)
     print(render(summary))
-    print(f"{len(questions)} questions, T = {args.temperature}, a context every {args.every} tokens; intervals: 95 %, clustered by question")
+    print(f"{len(questions)} questions, T = {args.temperature}, a context every {args.every} tokens; 95 %, clustered by question")
     if args.output is not None:
         settings = {k: v for k, v in vars(args).items() if k != "output"}
         settings |= {"commit": commit(), "device": device_name(model.target.device), "dtype": str(model.target.dtype)}

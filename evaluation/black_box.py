@@ -22,10 +22,10 @@ from tqdm import tqdm
 from eagle.model.decoding import NonFiniteLogits
 from eagle.model.ea_model import EaModel
 from eagle.model.law import TargetLaw
+from evaluation import flags
 from evaluation.greedy_check import TIE
-from evaluation.prompts import TEMPLATES, build_prompt, check_template
+from evaluation.prompts import build_prompt, check_template
 from evaluation.statistics import Fit, goodness_of_fit
-from rheo import VERIFICATIONS
 
 FALSE_ALARM = 1e-6  # nominal: the chi-square law is an approximation, the better the more draws a cell expects
 FEW = 10.0
@@ -172,19 +172,10 @@ def build_parser() -> argparse.ArgumentParser:
     add("--texts", type=int, default=40, help="longer texts to draw; 0 for none")
     add("--text-length", type=int, default=16, help="tokens of each")
     add("--prompt", default=PROMPT)
-    add("--template", default="auto", choices=TEMPLATES)
-    add("--temperature", type=float, default=1.0)
-    add("--filter-top-k", type=int, default=0)
-    add("--filter-top-p", type=float, default=0.0)
-    add("--filter-min-p", type=float, default=0.0)
-    add("--sampling", default="rheo", choices=("rheo", "topk"))
-    add("--m", type=int)
-    add("--support", type=int)
-    add("--verification", choices=VERIFICATIONS)
-    add("--total-token", type=int, default=12)
-    add("--depth", type=int, default=2, help="three levels are as many as three tokens need")
-    add("--top-k", type=int, default=10, help="slots of a pool")
-    add("--dtype", default="auto", help="float32 is the cleanest: half precision rounds a tree's forward differently from a text's")
+    flags.add_law(parser)
+    flags.add_sampling(parser, "rheo")
+    flags.add_tree(parser, total_token=12, depth=2)  # three levels are as many as three tokens need
+    flags.add_model(parser)  # float32 is the cleanest: half precision rounds a tree's forward differently from a text's
     return parser
 
 
@@ -194,12 +185,9 @@ def main(argv: list[str] | None = None) -> int:
     try:
         if args.samples < 20:
             raise ValueError(f"--samples is {args.samples}; at least 20 are needed")
-        model = EaModel.from_pretrained(args.model, args.head, args.total_token, args.depth, args.top_k, dtype=args.dtype)
+        model = EaModel.from_pretrained(args.model, args.head, **flags.tree(args), dtype=args.dtype)
         check_template(args.template, model.tokenizer)
-        options = model.options(
-            args.temperature, args.filter_top_p, args.filter_top_k, args.filter_min_p,
-            sampling=args.sampling, m=args.m, support=args.support, verification=args.verification,
-        )  # fmt: skip
+        options = model.options(**flags.law(args), **flags.sampling(args))
         prompt = build_prompt(args.template, model.tokenizer, [args.prompt], [])
         print(f"{args.samples} continuations of {LENGTH} tokens of {args.prompt!r} ({prompt.shape[1]} tokens), {describe(args)}", flush=True)
         fit, facts = draw_and_test(model, prompt, options, args.samples)

@@ -4,12 +4,12 @@ import argparse
 import sys
 from pathlib import Path
 
-from eagle.model.decoding import SAMPLINGS, NonFiniteLogits
+from eagle.model.decoding import NonFiniteLogits
 from eagle.model.ea_model import EaModel
+from evaluation import flags
 from evaluation.answers import Request, answer_all, describe, read_answers, run_block
-from evaluation.prompts import TEMPLATES, check_template
+from evaluation.prompts import check_template
 from evaluation.questions import load_questions, question_file
-from rheo import VERIFICATIONS
 
 
 def build_parser(drafting: bool) -> argparse.ArgumentParser:
@@ -31,22 +31,13 @@ def build_parser(drafting: bool) -> argparse.ArgumentParser:
     add("--answer-file", type=Path, help="default: answers/<bench name>/<model id>-<sampling>-seed<seed>.jsonl")
     add("--max-new-token", type=int, default=1024, help="exact cap on new tokens a turn")
     add("--num-choices", type=int, default=1, help="answers per question")
-    add("--temperature", type=float, default=1.0)
-    add("--filter-top-k", type=int, default=0, help="the target's top-k filter; 0 is off")
-    add("--filter-top-p", type=float, default=0.0, help="the target's nucleus; 0 is off")
-    add("--filter-min-p", type=float, default=0.0, help="the target's min-p filter; 0 is off")
     add("--seed", type=int, default=0)
-    add("--dtype", default="auto", help="auto, bf16, fp16 or fp32")
-    add("--template", default="auto", choices=TEMPLATES, help="auto is the tokenizer's own")
+    flags.add_law(parser)
+    flags.add_model(parser)
     add("--timing", action="store_true", help="record seconds per phase on a GPU too (synchronises it)")
     if drafting:
-        add("--sampling", default="topk", choices=[s for s in SAMPLINGS if s != "none"])
-        add("--m", type=int, help="lead slots before the sampled one (rheo; 1 where not given)")
-        add("--support", type=int, help="draft tokens that carry q, 0 for all (rheo; 128 where not given)")
-        add("--verification", choices=VERIFICATIONS, help="(rheo; rheo where not given)")
-        add("--total-token", type=int, default=60, help="tree nodes, the root included; -1 measures and chooses")
-        add("--depth", type=int, default=7, help="expansions after the first level")
-        add("--top-k", type=int, default=10, help="slots of a pool (the tree's K)")
+        flags.add_sampling(parser)
+        flags.add_tree(parser)
         add("--use-eagle3", action="store_true", help="accepted for EAGLE's command lines; always on")
     return parser
 
@@ -57,9 +48,8 @@ def run(args: argparse.Namespace, drafting: bool) -> Path:
         raise ValueError(f"--num-choices is {args.num_choices}; it must be at least 1")
     bench = args.bench_name or (args.question_file.absolute().parent.name if args.question_file else "mt_bench")
     questions = load_questions(args.question_file or question_file(bench), args.question_begin, args.question_end)
-    tree = {name: getattr(args, name) for name in ("total_token", "depth", "top_k")} if drafting else {}
-    pool = {name: getattr(args, name) for name in ("sampling", "m", "support", "verification")} if drafting else {"sampling": "none"}
-    law = {"temperature": args.temperature, "top_k": args.filter_top_k, "top_p": args.filter_top_p, "min_p": args.filter_min_p}
+    tree = flags.tree(args) if drafting else {}
+    pool = flags.sampling(args) if drafting else {"sampling": "none"}
 
     model_id = args.model_id or f"{Path(args.base_model_path).name}-temperature-{args.temperature}"
     sampling = pool["sampling"] if pool["sampling"] != "rheo" else f"rheo-m{1 if pool['m'] is None else pool['m']}"
@@ -71,7 +61,7 @@ def run(args: argparse.Namespace, drafting: bool) -> Path:
     heads = {"ea_model_path": args.ea_model_path} if drafting else {}
     model = EaModel.from_pretrained(args.base_model_path, dtype=args.dtype, **heads, **tree)
     check_template(args.template, model.tokenizer)
-    options = model.options(**law, **pool, max_new_tokens=args.max_new_token, seed=args.seed)
+    options = model.options(**flags.law(args), **pool, max_new_tokens=args.max_new_token, seed=args.seed)
     request = Request(bench, model_id, args.template, args.num_choices, options, args.timing)
     paths = {"base_model_path": args.base_model_path, **heads}
     print(describe(model, request, len(questions), path), flush=True)

@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 
 from eagle.model.ea_model import EaModel
-from evaluation.prompts import TEMPLATES, build_prompt, check_template
+from evaluation import flags
+from evaluation.prompts import build_prompt, check_template
 from evaluation.questions import load_questions, question_file
 
 # Largest gap of the two highest logits that counts as a tie: the rounding of a forward, by dtype.
@@ -57,8 +58,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--question-file", type=Path)
     parser.add_argument("--question-end", type=int, default=4)
     parser.add_argument("--max-new-token", type=int, default=64)
-    parser.add_argument("--dtype", default="fp32")
-    parser.add_argument("--template", default="auto", choices=TEMPLATES)
+    flags.add_model(parser, dtype="fp32")
     args = parser.parse_args(argv)
     try:
         questions = load_questions(args.question_file or question_file(args.bench_name), None, args.question_end)

@@ -71,7 +71,7 @@ def main(argv: list[str] | None = None) -> None:
     """Entry point; exit code 1 where the corpus holds an n-gram of the largest n, 2 for bad input."""
     parser = argparse.ArgumentParser(prog="python -m evaluation.overlap", description=__doc__.split("\n")[0],
                                      formatter_class=argparse.ArgumentDefaultsHelpFormatter)  # fmt: skip
-    parser.add_argument("--base-model-path", required=True, help="target whose tokenizer reads the corpus: Hub id, folder, .gguf file, or smollm2-demo")
+    parser.add_argument("--base-model-path", required=True, help="target, whose tokenizer reads the corpus")
     parser.add_argument("--data", type=Path, nargs="+", required=True, help="corpus files")
     parser.add_argument("--against", type=Path, nargs="+", required=True, help="question files")
     parser.add_argument("--n", type=int, nargs="+", default=[8, 13])

@@ -66,7 +66,10 @@ def trees_of(laws, size, m, support, temperature, depth, budget):
             branches = [
                 (
                     weight * chance,
-                    [*made, *((-(-score * s), level, (rank, slot), (*path, token), kind) for slot, (token, s, kind) in enumerate(slots) if s * score > 0)],
+                    [
+                        *made,
+                        *((score * s, level, (rank, slot), (*path, token), kind) for slot, (token, s, kind) in enumerate(slots) if s * score > 0),
+                    ],
                     (*known, (path, q_tail)),
                 )
                 for weight, made, known in branches
@@ -74,12 +77,8 @@ def trees_of(laws, size, m, support, temperature, depth, budget):
             ]
         for weight, made, known in branches:
             best = sorted(made, key=lambda c: (-c[0], c[2]))[:size]
-            states.append((weight, [(c[3], c[0], ()) for c in best], (*candidates, *made), sorted_tails(known), level + 1))
+            states.append((weight, [(c[3], c[0], ()) for c in best], (*candidates, *made), tuple(sorted(known, key=lambda pair: pair[0])), level + 1))
     return found
-
-
-def sorted_tails(tails):
-    return tuple(sorted(((path, t) for path, t in tails), key=lambda pair: pair[0]))
 
 
 def emitted_of(laws, trees, verification="rheo"):

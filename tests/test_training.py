@@ -183,6 +183,15 @@ def test_a_new_head_starts_from_the_targets_last_layer_and_output_head(family):
     assert torch.equal(head.fuse(features), features[:, 32:])  # the last tap as it is
 
 
+def test_a_target_whose_heads_do_not_fill_its_hidden_size_gets_a_head_that_eagle_can_load():
+    """Qwen3-0.6B is built so: 16 heads of 128 on a hidden size of 1024."""
+    target = TargetModel(tiny_target("qwen3", layers=8, head_dim=8))
+    config = new_config(target, 24)
+    assert (config["num_attention_heads"], config["num_key_value_heads"], config["hidden_size"]) == (2, 2, 16)
+    head, missed = new_head(target, config, torch.arange(24), seed=0)
+    assert missed == ["midlayer.self_attn.q_proj", "midlayer.self_attn.o_proj"] and head.config.head_dim == 8
+
+
 def test_what_cannot_start_from_the_target_is_named():
     target = TargetModel(tiny_target(layers=8))
     _, missed = new_head(target, new_config(target, 32, intermediate_size=20), torch.arange(32), seed=0)

@@ -13,21 +13,31 @@ from torch import Tensor, nn
 from eagle.model.draft import DraftModel, head_config
 from eagle.model.target import TargetModel, default_taps
 
-PROJECTIONS = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")
+PROJECTIONS = (
+    *(f"self_attn.{name}_proj" for name in ("q", "k", "v", "o")),
+    *(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
+)
 
 
 def new_config(target: TargetModel, draft_vocab_size: int, **changes) -> dict:
     """The ``config.json`` of a head shaped as one layer of the target; ``changes`` override single entries.
 
-    The feature layers are EAGLE-3's own and so are not listed, unless ``changes`` names them.
+    The feature layers are EAGLE-3's own and so are not listed, unless ``changes`` names them. EAGLE takes the hidden size over the number
+    of heads for the width of a head: where the target's layers are built otherwise, the head gets as many heads as fit.
     """
     config = target.config
+    heads = config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
+    if heads * head_dim != config.hidden_size:
+        heads = config.hidden_size // head_dim
+        head_dim = config.hidden_size // heads
+    kv_heads = min(getattr(config, "num_key_value_heads", None) or heads, heads)
+    kv_heads = max(n for n in range(1, kv_heads + 1) if heads % n == 0)
     shape = {
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
-        "num_attention_heads": config.num_attention_heads,
-        "num_key_value_heads": getattr(config, "num_key_value_heads", None) or config.num_attention_heads,
-        "head_dim": getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
+        "num_attention_heads": heads,
+        "num_key_value_heads": kv_heads,
         "rms_norm_eps": getattr(config, "rms_norm_eps", 1e-6),
         "hidden_act": config.hidden_act,
         "max_position_embeddings": config.max_position_embeddings,
@@ -39,7 +49,7 @@ def new_config(target: TargetModel, draft_vocab_size: int, **changes) -> dict:
         "pad_token_id": config.pad_token_id,
     }
     fixed = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 1, "tie_word_embeddings": False}
-    return fixed | shape | {k: v for k, v in changes.items() if v is not None}
+    return {k: v for k, v in (fixed | shape).items() if v is not None} | {k: v for k, v in changes.items() if v is not None}
 
 
 def new_head(target: TargetModel, config: dict, draft_ids: Tensor, seed: int) -> tuple[DraftModel, list[str]]:
@@ -80,8 +90,8 @@ def new_head(target: TargetModel, config: dict, draft_ids: Tensor, seed: int) ->
             if name.endswith(("q_proj", "k_proj", "v_proj")):
                 own = own[:, h:]  # the first h columns read the embedding, which the target's layer does not do
             start(f"midlayer.{name}", own, submodule(layer, name))
-        start("midlayer.hidden_norm", draft.midlayer.hidden_norm.weight, submodule(layer, "input_layernorm"))
-        start("midlayer.post_attention_layernorm", draft.midlayer.post_attention_layernorm.weight, submodule(layer, "post_attention_layernorm"))
+        for name, source in (("hidden_norm", "input_layernorm"), ("post_attention_layernorm",) * 2):
+            start(f"midlayer.{name}", draft.midlayer.get_submodule(name).weight, submodule(layer, source))
         start("norm", draft.norm.weight, submodule(target.model.get_decoder(), "norm"))
         start("lm_head", draft.lm_head.weight, target.output_head, draft_ids)
         if h == target.hidden_size:
