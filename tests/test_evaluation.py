@@ -1,5 +1,6 @@
 """The command line on a tiny pair: answer files, resuming, flags, reports."""
 
+import hashlib
 import json
 import subprocess
 import sys
@@ -11,12 +12,13 @@ import torch
 from tiny import head_json, save_head, tiny_head, tiny_target, tiny_tokenizer
 
 from eagle.model.ea_model import EaModel
-from evaluation import greedy_check, report
+from evaluation import greedy_check, questions, report
 from evaluation.answers import read_answers, turn_seed
 from evaluation.gen_ea_answer import main
 from evaluation.prompts import build_prompt, check_template
 from evaluation.questions import load_questions, question_file
 from evaluation.statistics import ratio, ratio_of_ratios
+
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
@@ -26,9 +28,9 @@ def pair(tmp_path_factory):
     target.save_pretrained(folder / "target")
     tiny_tokenizer().save_pretrained(folder / "target")
     save_head(tiny_head(target, 16), folder / "head", head_json(target, 16))
-    questions = [{"question_id": 10 + i, "category": "c", "turns": [f"w{i} w2"] + ["w3"] * (i == 1)} for i in range(5)]
+    records = [{"question_id": 10 + i, "category": "c", "turns": [f"w{i} w2"] + ["w3"] * (i == 1)} for i in range(5)]
     (folder / "tinybench").mkdir()
-    (folder / "tinybench/question.jsonl").write_text("\n".join(map(json.dumps, questions)))
+    (folder / "tinybench/question.jsonl").write_text("\n".join(map(json.dumps, records)))
     return folder
 
 
@@ -289,9 +291,41 @@ def test_questions_are_checked(tmp_path):
         question_file("nothing")
 
 
+def test_the_papers_sets_are_fetched_checked_and_kept(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
+    with pytest.raises(FileNotFoundError, match="no question set 'qa': python -m evaluation.questions fetch gets it"):
+        question_file("qa")
+    source = tmp_path / "eagle/data"
+    (source / "qa").mkdir(parents=True)
+    text = '{"question_id": 1, "category": "qa", "turns": ["Why?"]}'  # no newline after the last record, as in two of the six
+    (source / "qa/question.jsonl").write_text(text)
+    fetch = ["fetch", "qa", "--from", str(source)]
+    with pytest.raises(SystemExit, match="is not the published question set: its SHA-256 is"):
+        questions.main(fetch)
+    assert not (tmp_path / "home").exists()  # nothing half-done stays
+    monkeypatch.setitem(questions.SHA256, "qa", hashlib.sha256(text.encode()).hexdigest())
+    questions.main(fetch)
+    assert "qa: 1 questions" in capsys.readouterr().out
+    assert load_questions(question_file("qa"))[0].turns == ("Why?",)
+    (source / "qa/question.jsonl").unlink()
+    questions.main(fetch)  # what is there is not asked for again
+    (tmp_path / "home/rheosampling/qa/question.jsonl").write_text("damaged")
+    with pytest.raises(SystemExit, match="question.jsonl"):
+        questions.main(fetch)
+
+
+def test_no_network_is_said_plainly(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    monkeypatch.setattr(questions, "SOURCE", "http://127.0.0.1:9")
+    with pytest.raises(SystemExit, match="cannot be reached .*give it with --from"):
+        questions.main(["fetch", "sum"])
+    with pytest.raises(SystemExit, match="unknown question sets: math; choose among alpaca"):
+        questions.main(["fetch", "math"])
+
+
 def test_the_demo_set_has_24_questions_of_six_kinds():
-    questions = load_questions(question_file("demo"))
-    assert len(questions) == 24 and len({q.category for q in questions}) == 6
+    demo = load_questions(question_file("demo"))
+    assert len(demo) == 24 and len({q.category for q in demo}) == 6
 
 
 def test_templates():
