@@ -155,28 +155,37 @@ def answer_all(model: EaModel, questions: list[Question], request: Request, path
     if not pending:
         return 0
     answer_turn(model, request, [pending[0].turns[0]], [], seed=0)
-    path.parent.mkdir(parents=True, exist_ok=True)
     accepted = cycles = 0
-    with path.open("a", encoding="utf-8") as file, tqdm(pending, unit="question", desc=request.model_id) as bar:
+    with tqdm(pending, unit="question", desc=request.model_id) as bar:
         for question in bar:
-            choices = [answer_choice(model, request, question, c) for c in range(request.num_choices)]
-            record = {
-                "question_id": question.question_id,
-                "answer_id": uuid.uuid4().hex,
-                "model_id": request.model_id,
-                "choices": choices,
-                "tstamp": time.time(),
-                "run": run,
-            }
-            # One write of a whole line: a kill leaves at most a last line without its end, which resuming drops.
-            file.write(json.dumps(record, ensure_ascii=False) + "\n")
-            file.flush()
-            os.fsync(file.fileno())
-            lengths = [n for c in choices for turn in c["accept_lengths"] for n in turn]
+            record = answer(model, request, question, run)
+            append(path, record)
+            lengths = [n for c in record["choices"] for turn in c["accept_lengths"] for n in turn]
             accepted, cycles = accepted + sum(lengths), cycles + len(lengths)
             if cycles:
                 bar.set_postfix(tau=f"{accepted / cycles:.2f}")
     return len(pending)
+
+
+def answer(model: EaModel, request: Request, question: Question, run: dict) -> dict:
+    """The record of one question (see the top of this file)."""
+    return {
+        "question_id": question.question_id,
+        "answer_id": uuid.uuid4().hex,
+        "model_id": request.model_id,
+        "choices": [answer_choice(model, request, question, choice) for choice in range(request.num_choices)],
+        "tstamp": time.time(),
+        "run": run,
+    }
+
+
+def append(path: Path, record: dict) -> None:
+    """Add a record to an answer file: one write of a whole line, so that a kill leaves at most a last line without its end."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(record, ensure_ascii=False) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def answer_choice(model: EaModel, request: Request, question: Question, choice: int) -> dict:
