@@ -1,4 +1,4 @@
-"""Files that are replaced as a whole or not at all."""
+"""Files that are replaced as a whole or not at all, and settings that a resumed run must share."""
 
 import os
 from collections.abc import Iterator
@@ -13,6 +13,8 @@ def replacing(path: Path) -> Iterator[Path]:
     scratch = path.with_name(f"{path.stem}.part{path.suffix}")
     try:
         yield scratch
+        with scratch.open("rb+") as file:
+            os.fsync(file.fileno())
         os.replace(scratch, path)
     finally:
         scratch.unlink(missing_ok=True)
@@ -22,3 +24,9 @@ def replace_text(path: Path, text: str) -> None:
     """Write a text file, all or nothing; its folder is made."""
     with replacing(path) as scratch:
         scratch.write_text(text, encoding="utf-8")
+
+
+def differences(before: dict, now: dict) -> list[str]:
+    """The entries in which two settings differ, each as ``name 'old' then, 'new' now``."""
+    changed = sorted(k for k in before.keys() | now.keys() if before.get(k) != now.get(k))
+    return [f"{k} {before.get(k)!r} then, {now.get(k)!r} now" for k in changed]

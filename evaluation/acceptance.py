@@ -26,7 +26,7 @@ from evaluation import flags
 from evaluation.answers import commit, device_name, turn_seed
 from evaluation.prompts import build_prompt, check_template
 from evaluation.questions import Question, load_questions, question_file
-from evaluation.statistics import Estimate, ratio
+from evaluation.statistics import Estimate, Statistic
 from rheo import VERIFICATIONS
 
 
@@ -82,9 +82,11 @@ def summarise(rows: list[dict]) -> list[dict]:
         by_question[row["question_id"]] = total + row["tau"], count + 1
     first_head, first_arm = next(iter(sums))
 
-    def over(key: tuple[str, str], other: tuple[str, str] | None = None) -> Estimate | None:
-        counts = {q: n for q, (_, n) in sums[key].items()}
-        return ratio({q: t - (sums[other][q][0] if other else 0) for q, (t, _) in sums[key].items()}, counts)
+    def over(key: tuple[str, str], other: tuple[str, str] | None = None) -> Estimate:
+        mean, reference = (
+            k and Statistic.ratio({q: t for q, (t, _) in sums[k].items()}, {q: n for q, (_, n) in sums[k].items()}) for k in (key, other)
+        )
+        return (mean.minus(reference) if reference else mean).estimate()
 
     return [
         {
@@ -149,6 +151,8 @@ def run(args: argparse.Namespace) -> None:
         for file in files
         for q in load_questions(file, args.question_begin, args.question_end)
     ]
+    if len({q.question_id for q in questions}) < len(questions):
+        raise ValueError("two question files lie in folders of one name and share question ids; measure them one by one")
     arms = {text: parse_arm(text) for text in args.arms}
     heads = args.ea_model_path or ([demo_head_path()] if args.base_model_path == DEMO_NAME else [])
     if not heads:

@@ -30,6 +30,7 @@ import torch
 import transformers
 from tqdm import tqdm
 
+from eagle.files import differences
 from eagle.model.ea_model import DecodingOptions, EaModel, Generation
 from evaluation.prompts import build_prompt
 from evaluation.questions import Question
@@ -246,14 +247,12 @@ def resume(path: Path, request: Request, run: dict) -> list[dict]:
     records = read_answers([path])
     for record in records:
         before = record.get("run") or {}
-        changed = sorted(k for k in before.keys() | run.keys() if before.get(k) != run.get(k))
-        if record is records[0] and set(changed) & set(CIRCUMSTANCES):
-            notes = [f"{k} {before.get(k)} then, {run.get(k)} now" for k in changed if k in CIRCUMSTANCES]
+        notes = differences(*({k: x.get(k) for k in CIRCUMSTANCES} for x in (before, run)))
+        if record is records[0] and notes:
             print(f"note: {path} was begun under other circumstances ({', '.join(notes)})", flush=True)
-        changed = [k for k in changed if k not in CIRCUMSTANCES]
+        changed = differences(*({k: v for k, v in x.items() if k not in CIRCUMSTANCES} for x in (before, run)))
         if changed:
-            differences = ", ".join(f"{k} {before.get(k)!r} then, {run.get(k)!r} now" for k in changed)
-            raise ValueError(f"{path} holds answers of another run ({differences}); choose another --answer-file")
+            raise ValueError(f"{path} holds answers of another run ({', '.join(changed)}); choose another --answer-file")
     return records
 
 

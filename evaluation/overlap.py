@@ -1,7 +1,7 @@
 """Does a training corpus hold the questions that one measures with? ``python -m evaluation.overlap --help``.
 
 Counts, per question set, the different n-grams of words (lower case, punctuation dropped) of its questions, and how many of them
-stand anywhere in the corpus: prompts and answers.
+stand anywhere in the corpus: prompts and answers. A question of fewer than n words is one gram as a whole.
 """
 
 import argparse
@@ -24,8 +24,8 @@ def words(text: str) -> list[str]:
 
 
 def ngrams(text: list[str], n: int) -> set[tuple[str, ...]]:
-    """All different n-grams of a text."""
-    return {tuple(text[i : i + n]) for i in range(len(text) - n + 1)}
+    """All different n-grams of a text; a shorter text is one gram by itself."""
+    return {tuple(text[i : i + n]) for i in range(max(len(text) - n, 0) + 1)} if text else set()
 
 
 def overlap(questions: list[str], corpus: list[list[str]], n: int) -> tuple[int, dict[int, set]]:
@@ -35,11 +35,13 @@ def overlap(questions: list[str], corpus: list[list[str]], n: int) -> tuple[int,
         for gram in ngrams(words(question), n):
             owners.setdefault(gram, []).append(i)
     found: dict[int, set] = {}
+    lengths = {len(gram) for gram in owners}
     for text in corpus:
-        for start in range(len(text) - n + 1):
-            gram = tuple(text[start : start + n])
-            for i in owners.get(gram, ()):
-                found.setdefault(i, set()).add(gram)
+        for length in lengths:
+            for start in range(len(text) - length + 1):
+                gram = tuple(text[start : start + length])
+                for i in owners.get(gram, ()):
+                    found.setdefault(i, set()).add(gram)
     return len(owners), found
 
 

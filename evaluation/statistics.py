@@ -17,23 +17,72 @@ class Estimate:
     questions: int
 
 
+@dataclass(frozen=True)
+class Statistic:
+    """A value with what each question contributes to its error, to first order (the linearised, or "sandwich", variance).
+
+    So differences, logarithms and means of ratios keep what their parts share: the same question in two arms is one cluster.
+
+    Attributes:
+        influence: per question; the contributions sum to 0 for a ratio.
+    """
+
+    value: float
+    influence: dict
+
+    @classmethod
+    def ratio(cls, numerators: dict, denominators: dict) -> "Statistic | None":
+        """``sum(numerators) / sum(denominators)``, each given per question; None where the denominator is 0."""
+        total = float(sum(denominators.values()))
+        if total == 0:
+            return None
+        value = float(sum(numerators[k] for k in denominators)) / total
+        return cls(value, {k: (numerators[k] - value * x) / total for k, x in denominators.items()})
+
+    @classmethod
+    def mean(cls, parts: dict) -> "Statistic":
+        """The unweighted mean of several statistics, by name, whose questions have nothing to do with each other."""
+        influence = {(name, k): u / len(parts) for name, part in parts.items() for k, u in part.influence.items()}
+        return cls(sum(part.value for part in parts.values()) / len(parts), influence)
+
+    def minus(self, other: "Statistic") -> "Statistic":
+        """The difference to ``other`` on the same questions."""
+        return Statistic(self.value - other.value, {k: u - other.influence[k] for k, u in self.influence.items()})
+
+    def log(self) -> "Statistic":
+        return Statistic(math.log(self.value), {k: u / self.value for k, u in self.influence.items()})
+
+    @property
+    def error(self) -> float | None:
+        """Standard error: ``sqrt(G / (G-1) * sum of squares)`` over G questions; None for fewer than two."""
+        n = len(self.influence)
+        return None if n < 2 else math.sqrt(n / (n - 1) * sum(u * u for u in self.influence.values()))
+
+    def estimate(self) -> Estimate:
+        """The value with its interval, by a t quantile of G - 1 degrees."""
+        n, error = len(self.influence), self.error
+        if error is None:
+            return Estimate(self.value, None, None, n)
+        half = float(stats.t.ppf(0.975, n - 1)) * error
+        return Estimate(self.value, self.value - half, self.value + half, n)
+
+    def p_value(self) -> float | None:
+        """Two-sided t test of the value being 0; None for fewer than two questions."""
+        if self.error is None:
+            return None
+        if self.error == 0:
+            return 1.0 if self.value == 0 else 0.0
+        return float(2 * stats.t.sf(abs(self.value) / self.error, len(self.influence) - 1))
+
+
 def ratio(numerators: dict, denominators: dict) -> Estimate | None:
     """``sum(numerators) / sum(denominators)`` over questions; None where the denominator is 0.
-
-    The interval is the linearised ("sandwich") one with the question as the cluster: its variance is
-    ``G/(G-1) * sum_g (y_g - r x_g)^2 / (sum x)^2`` over G questions, with a t quantile of G-1 degrees.
 
     Args:
         numerators, denominators: per question id, summed over everything that belongs to the question.
     """
-    keys = list(denominators)
-    y = np.array([numerators[k] for k in keys], dtype=float)
-    x = np.array([denominators[k] for k in keys], dtype=float)
-    if x.sum() == 0:
-        return None
-    value = y.sum() / x.sum()
-    half = _half_width((y - value * x) / x.sum())
-    return Estimate(float(value), *_around(value, half), len(keys))
+    found = Statistic.ratio(numerators, denominators)
+    return found and found.estimate()
 
 
 def ratio_of_ratios(y1: dict, x1: dict, y0: dict, x0: dict) -> Estimate | None:
@@ -41,28 +90,14 @@ def ratio_of_ratios(y1: dict, x1: dict, y0: dict, x0: dict) -> Estimate | None:
 
     The same numbers in both arms give exactly 1 with an interval of width 0.
     """
-    keys = list(x1)
-    a, b, c, d = (np.array([s[k] for k in keys], dtype=float) for s in (y1, x1, y0, x0))
-    if min(a.sum(), b.sum(), c.sum(), d.sum()) == 0:
+    first, second = (Statistic.ratio(y, {k: x[k] for k in x1}) for y, x in ((y1, x1), (y0, x0)))
+    if not (first and second and first.value and second.value):
         return None
-    value = (a.sum() / b.sum()) / (c.sum() / d.sum())
-    influence = (a / a.sum() - b / b.sum()) - (c / c.sum() - d / d.sum())
-    half = _half_width(influence)
-    if half is None:
-        return Estimate(float(value), None, None, len(keys))
-    return Estimate(float(value), float(value * math.exp(-half)), float(value * math.exp(half)), len(keys))
-
-
-def _half_width(influence: np.ndarray) -> float | None:
-    """Half the 95 % interval of a sum of per-question influences."""
-    n = influence.size
-    if n < 2:
-        return None
-    return float(stats.t.ppf(0.975, n - 1) * math.sqrt(n / (n - 1) * np.square(influence).sum()))
-
-
-def _around(value: float, half: float | None) -> tuple[float | None, float | None]:
-    return (None, None) if half is None else (float(value - half), float(value + half))
+    log = first.log().minus(second.log()).estimate()
+    value = first.value / second.value
+    if log.low is None:
+        return Estimate(value, None, None, log.questions)
+    return Estimate(value, math.exp(log.low), math.exp(log.high), log.questions)
 
 
 @dataclass(frozen=True)

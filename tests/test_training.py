@@ -8,6 +8,8 @@ import sys
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
+from safetensors.torch import load_file
 from tiny import draft_ids, tiny_head, tiny_target, tiny_tokenizer
 from torch.nn.functional import linear
 
@@ -53,6 +55,12 @@ def batch_of(target, texts, firsts, taps=(0, 1, 2)):
 def random_texts(*lengths):
     chance = torch.Generator().manual_seed(5)
     return [torch.randint(32, (n,), generator=chance).tolist() for n in lengths]
+
+
+@pytest.fixture(autouse=True)
+def fresh_accelerator():
+    """Each run of a test is a program of its own; accelerate keeps one state a process."""
+    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 # What is learnt
@@ -161,6 +169,8 @@ def test_the_draft_vocabulary_is_the_most_frequent_answer_tokens():
 def test_a_draft_vocabulary_larger_than_what_was_seen_is_filled_up():
     ids = choose_draft_ids(conversations([9, 9, 4]), 6, 12)
     assert ids.tolist() == [0, 1, 2, 3, 4, 9]
+    # Offsets that are all 0 would be refused as a mapping that was never saved.
+    assert choose_draft_ids(conversations([2, 2, 0]), 4, 12).tolist() == [0, 1, 2, 4]
     assert choose_draft_ids(conversations([9]), 12, 12).tolist() == list(range(12))
     for size in (0, 13):
         with pytest.raises(ValueError, match=f"draft_vocab_size is {size}"):
@@ -221,7 +231,7 @@ def test_generated_conversations_are_the_templates_and_end_at_the_first_stop_tok
     assert len(corpus) >= 80
     for conversation in corpus:
         text = tokenizer.decode(conversation.prompt)
-        assert text.count("<|user|>") == 1 and text.endswith("<|end|> <|assistant|>") or text.endswith("<|end|><|assistant|>"), text
+        assert text.count("<|user|>") == 1 and text.split()[-2:] == ["<|end|>", "<|assistant|>"], text
         stops = [token in target.stop_ids for token in conversation.answer]
         assert 1 <= len(stops) <= 24 and not any(stops[:-1])
         assert stops[-1] or len(stops) == 24
@@ -229,12 +239,14 @@ def test_generated_conversations_are_the_templates_and_end_at_the_first_stop_tok
 
 
 def test_the_answers_of_a_batch_follow_the_targets_law(work):
-    """Left padding, masks and positions are right: at a temperature near 0 each answer is the greedy one."""
+    """Left padding, masks and positions are right, and nothing of the model's own generation config is applied: at a temperature
+    near 0 each answer is the greedy one."""
     model = EaModel.from_pretrained(str(work / "target"))
+    model.base_model.generation_config.update(repetition_penalty=9.0, min_length=12, suppress_tokens=[14, 21])
     recipe = generate.Recipe("target", None, 4, 0, (1e-4,), 1.0, 8, 12)
     maker = generate.Conversations(model, recipe, None)
     prompts = [[3, 7, 8, 4, 5], [3, 9, 4, 5], [3, 10, 11, 12, 13, 14, 4, 5]]
-    for prompt, (answer, _) in zip(prompts, maker.sample(prompts, 1e-4, 12)):
+    for prompt, (answer, _) in zip(prompts, maker.sample(prompts, 1e-4, 12, model.stop_ids)):
         greedy = model.naivegenerate(torch.tensor([prompt]), temperature=0.0, max_new_tokens=12)[0, len(prompt) :]
         assert answer == greedy.tolist()
 
@@ -274,11 +286,13 @@ def test_bad_corpora_are_named_with_their_line(tmp_path):
 
 def test_a_conversation_stays_on_its_side_when_the_corpus_grows():
     corpus = [Conversation([i, i + 1], [i + 2, i % 7], 1.0) for i in range(400)]
-    small, large = split(corpus[:200], 10), split(corpus + corpus[:50], 10)
+    again = [Conversation(c.prompt, [1, 2, 3], 0.7) for c in corpus[:300]]  # the same prompts, answered anew
+    small, large = split(corpus[:200], 10), split(corpus + again, 10)
     assert len(large[1]) > 20
+    prompts = [{tuple(c.prompt) for c in side} for side in large]
+    assert not prompts[0] & prompts[1] and len(prompts[0] | prompts[1]) == 400
     for side in (0, 1):
-        assert set(map(str, small[side])) <= set(map(str, large[side]))
-    assert not set(map(str, large[0])) & set(map(str, large[1]))
+        assert {tuple(c.prompt) for c in small[side]} <= prompts[side]
 
 
 # Whole runs
@@ -303,17 +317,17 @@ def test_a_head_overfits_a_small_corpus_and_its_tau_rises(work, tmp_path):
     training(work, tmp_path / "run", "--epochs 60")
     records = metrics(tmp_path / "run")
     learning, measured = [r for r in records if "loss" in r], [r for r in records if "tau" in r]
-    assert learning[-1]["agreement"][0] > 0.6 > learning[0]["agreement"][0]
+    assert learning[-1]["agreement"][0] > 0.5 > learning[0]["agreement"][0]
     assert learning[-1]["loss"][2] < learning[0]["loss"][2]
-    for arm in ("topk", "rheo"):
-        assert measured[-1]["tau"][arm] > measured[0]["tau"][arm] + 0.3, measured
+    assert [r["step"] for r in measured] == [0, learning[-1]["step"]]
     assert (tmp_path / "run/curve.svg").stat().st_size > 10_000
     # The result is a head in the official layout, and on the texts that it knows it accepts far more.
     model = EaModel.from_pretrained(str(work / "target"), str(tmp_path / "run/head"), total_token=12, depth=3, top_k=4)
     assert model.draft.d2t.numel() == 28
-    known = HeldOut(model.target, read_corpus([work / "corpus.jsonl"], 32)[:10], 4, {"total_token": 12, "depth": 3, "top_k": 4})
-    tau = known.tau(model.draft)
-    assert tau["topk"] > measured[-1]["tau"]["topk"] + 0.2 and tau["rheo"] > 1.8, tau
+    known = HeldOut(model.target, read_corpus([work / "corpus.jsonl"], 32)[:10], 4, 99, {"total_token": 12, "depth": 3, "top_k": 4})
+    beginning, _ = new_head(model.target, new_config(model.target, 28), model.draft.target_ids(), 0)
+    before, after = (known.tau(known.sums(head)) for head in (beginning, model.draft))
+    assert all(after[arm] > before[arm] + 0.4 for arm in ("topk", "rheo")), (before, after)
 
 
 def test_a_resumed_run_ends_with_the_same_weights(work, tmp_path, monkeypatch):
@@ -349,6 +363,69 @@ def test_a_run_with_other_settings_is_refused_by_name(work, tmp_path):
         training(work, tmp_path / "run", "--epochs 0.2 --lr 0.1")
     with pytest.raises(SystemExit, match="warmup is 1.5"):
         training(work, tmp_path / "other", "--warmup 1.5")
+
+
+def test_a_run_whose_data_changed_is_refused(work, tmp_path):
+    data = tmp_path / "corpus.jsonl"
+    lines = (work / "corpus.jsonl").read_text().splitlines(keepends=True)
+    data.write_text("".join(lines[:60]))
+    command = f"--base-model-path {work}/target --data {data} --output {tmp_path}/run --draft-vocab-size 28 --epochs 0.2 --precision no"
+    train.main(command.split())
+    train.main(command.split())  # a finished run stays as it is
+    data.write_text("".join(lines))
+    with pytest.raises(SystemExit, match="the data files have changed since"):
+        train.main(command.split())
+
+
+def test_settings_that_came_to_nothing_do_not_block_the_folder(work, tmp_path):
+    for wrong in ("--draft-vocab-size 99", "--data nowhere.jsonl"):
+        with pytest.raises(SystemExit, match="draft_vocab_size is 99|nowhere.jsonl"):
+            training(work, tmp_path / "run", wrong)
+    training(work, tmp_path / "run", "--epochs 0.2")
+    (tmp_path / "corpus.jsonl").parent.mkdir(exist_ok=True)
+    with pytest.raises(SystemExit, match="batches in a row gave no conversation"):
+        generate.main(f"--base-model-path {work}/target --output {tmp_path}/c.jsonl --conversations 9 --max-question 1 --batch-size 2".split())
+    generate.main(f"--base-model-path {work}/target --output {tmp_path}/d.jsonl --conversations 9 --batch-size 9 --question-temperature 3".split())
+    (tmp_path / "d.jsonl").unlink()
+    with pytest.raises(SystemExit, match="has 0 bytes and should have"):
+        generate.main(
+            f"--base-model-path {work}/target --output {tmp_path}/d.jsonl --conversations 9 --batch-size 9 --question-temperature 3".split()
+        )
+
+
+def test_a_saved_head_is_what_eagle_reads(work, tmp_path):
+    """Keys, shapes and dtypes of the official layout; with the embedding, for targets whose files EAGLE does not find it in."""
+    training(work, tmp_path / "run", "--epochs 0.2 --with-embedding")
+    state = load_file(tmp_path / "run/head/model.safetensors")
+    config = json.loads((tmp_path / "run/head/config.json").read_text())
+    assert config["hidden_size"] % config["num_attention_heads"] == 0 and config["target_hidden_size"] == 32
+    assert state["d2t"].dtype == torch.int64 and state["t2d"].dtype == torch.bool and state["t2d"].sum() == 28
+    assert all(t.dtype == torch.float16 for name, t in state.items() if name not in ("d2t", "t2d"))
+    projections = [f"self_attn.{n}_proj" for n in "qkvo"] + [f"mlp.{n}_proj" for n in ("gate", "up", "down")]
+    norms = ["input_layernorm", "hidden_norm", "post_attention_layernorm"]
+    assert set(state) == {f"midlayer.{n}.weight" for n in projections + norms} | {
+        "fc.weight", "norm.weight", "lm_head.weight", "embed_tokens.weight", "d2t", "t2d"
+    }  # fmt: skip
+    assert state["midlayer.self_attn.q_proj.weight"].shape == (32, 64) and state["fc.weight"].shape == (32, 96)
+    target = EaModel.from_pretrained(str(work / "target"), str(tmp_path / "run/head"))
+    assert torch.allclose(target.draft.embed_tokens.weight, target.target.embedding.weight, atol=1e-3)
+
+
+def test_training_runs_in_half_precision_where_it_is_asked_for(work, tmp_path):
+    training(work, tmp_path / "run", "--epochs 20 --precision bf16 --dtype bf16 --log-every 5")
+    losses = [r["loss"][0] for r in metrics(tmp_path / "run") if "loss" in r]
+    assert losses[-1] < 0.8 * losses[0]
+    assert weights(tmp_path / "run")["fc.weight"].dtype == torch.float32  # only products are in half precision
+
+
+def test_features_of_another_target_are_not_mistaken_for_these(work, tmp_path):
+    training(work, tmp_path / "run", f"--epochs 0.2 --features {tmp_path}/features")
+    sister = EaModel.from_pretrained(str(work / "target"))
+    sister.base_model.model.layers[-1].mlp.up_proj.weight.data += 0.01
+    sister.base_model.save_pretrained(tmp_path / "sister")
+    tiny_tokenizer().save_pretrained(tmp_path / "sister")
+    with pytest.raises(SystemExit, match="keeps the features of other texts or of another target"):
+        training(work, tmp_path / "other", f"--epochs 0.2 --features {tmp_path}/features --base-model-path {tmp_path}/sister")
 
 
 def test_features_of_other_texts_are_not_mistaken_for_these(work, tmp_path):
@@ -397,7 +474,7 @@ def test_several_processes_train_one_head(work, tmp_path):
     """Two processes see twice the conversations a step, and the head they write is whole."""
     command = (
         f"-m torch.distributed.run --standalone --nproc-per-node 2 -m eagle.traineagle3.train --base-model-path {work}/target --data {work}/corpus.jsonl --output {tmp_path}/run "
-        f"--draft-vocab-size 28 --batch-tokens 256 --steps 2 --epochs 2 --lr 5e-3 --precision no --held-out 2 {SIZES}"
+        f"--draft-vocab-size 28 --batch-tokens 256 --steps 2 --epochs 4 --lr 5e-3 --precision no --held-out 2 --log-every 4 {SIZES}"
     )
     environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, *command.split()], capture_output=True, text=True, timeout=300, env=environment)
@@ -405,7 +482,9 @@ def test_several_processes_train_one_head(work, tmp_path):
     assert "on 2 x cpu" in done.stdout
     assert load_draft(str(tmp_path / "run/head"), 32, 32, 8).d2t.numel() == 28
     losses = [r["loss"][0] for r in metrics(tmp_path / "run") if "loss" in r]
-    assert losses[-1] < losses[0] or len(losses) == 1
+    assert len(losses) > 2 and losses[-1] < losses[0]
+    again = subprocess.run([sys.executable, *command.split()], capture_output=True, text=True, timeout=300, env=environment)
+    assert again.returncode == 0 and "going on from step" in again.stdout
 
 
 def test_linear_bias_of_the_output_head_is_part_of_the_targets_law():

@@ -61,7 +61,7 @@ def contexts(
         block = text[done:place]
         count = block.numel()
         before = torch.ones(count, count, dtype=torch.bool, device=text.device).tril()
-        output = target.tree_forward(block, torch.arange(count, device=text.device), before, cache, draft.taps)
+        output = target.tree_forward(block, torch.arange(count, device=text.device), before, cache, draft.taps, 1)
         cache.advance(count)
         root = text[place]
         root_logits = state.commit(text[done + 1 : place + 1], output.features)

@@ -196,7 +196,7 @@ def load_draft(path: str, target_hidden: int, target_vocab: int, n_layers: int) 
             config, the feature layers or the vocabulary mapping.
         FileNotFoundError: where the folder lacks a config or weights.
     """
-    folder = resolve_local(path) or Path(snapshot_download(path, allow_patterns=["config.json", *WEIGHT_FILES]))
+    folder = head_folder(path)
     raw, weights = read_config(folder), read_weights(folder)
     config = head_config(raw)
     if config.vocab_size != target_vocab:
@@ -221,6 +221,11 @@ def load_draft(path: str, target_hidden: int, target_vocab: int, n_layers: int) 
     model.load_state_dict(weights, strict=True, assign=True)
     model.rotary = LlamaRotaryEmbedding(config)  # its buffers are computed, not loaded
     return model.eval()
+
+
+def head_folder(path: str) -> Path:
+    """The local folder of a head, downloaded where ``path`` is a Hub id."""
+    return resolve_local(path) or Path(snapshot_download(path, allow_patterns=["config.json", *WEIGHT_FILES]))
 
 
 def read_config(folder: Path) -> dict:

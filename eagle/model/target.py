@@ -100,19 +100,22 @@ class TargetModel:
         cache.advance(input_ids.numel())
         return output
 
-    def tree_forward(self, tokens: Tensor, levels: Tensor, mask: Tensor, cache: TargetCache, taps: list[int]) -> TargetOutput:
+    def tree_forward(
+        self, tokens: Tensor, levels: Tensor, mask: Tensor, cache: TargetCache, taps: list[int], logits_to_keep: int = 0
+    ) -> TargetOutput:
         """Run a tree's nodes behind the committed tokens; nothing is committed.
 
         Args:
             tokens: int64 ``[N]``, the root first.
             levels: int64 ``[N]`` distance from the root, which stands right behind the committed tokens.
             mask: bool ``[N, N]``, which nodes each node sees.
+            logits_to_keep: compute the logits of so many of the last nodes; 0 is all.
         """
         bias = None
         if tokens.numel() > 1:  # a lone root sees everything
             bias = torch.zeros(1, 1, tokens.numel(), cache.length + tokens.numel(), dtype=self.dtype, device=self.device)
             bias[0, 0, :, cache.length :].masked_fill_(~mask, torch.finfo(self.dtype).min)
-        return self._forward(tokens, cache.length + levels, bias, cache, taps, 0)
+        return self._forward(tokens, cache.length + levels, bias, cache, taps, logits_to_keep)
 
     @torch.no_grad()
     def teach(self, input_ids: Tensor, taps: list[int]) -> tuple[Tensor, Tensor]:

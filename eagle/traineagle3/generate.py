@@ -19,7 +19,7 @@ import torch
 from tqdm import tqdm
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
-from eagle.files import replace_text
+from eagle.files import differences, replace_text
 from eagle.model.ea_model import EaModel
 from eagle.traineagle3.corpus import Conversation
 
@@ -32,6 +32,7 @@ SYSTEMS = (
     "You write stories, letters, essays and other texts for the user.",
     "The user gives you a text, and you summarise, rewrite or translate it.",
 )
+GIVE_UP = 20  # batches in a row without a conversation
 USER_MARK = "\u2402user turn\u2402"
 
 
@@ -40,6 +41,7 @@ class Recipe:
     """What decides the conversations.
 
     Attributes:
+        prompts: hash of the file of prompts; None where the target makes the user turns up.
         temperatures: of the answers; batches take them in turn.
         question_temperature: of the user turns that the target makes up.
         max_question, max_answer: caps on new tokens.
@@ -54,6 +56,7 @@ class Recipe:
     question_temperature: float
     max_question: int
     max_answer: int
+    dtype: str = "auto"
     systems: tuple[str, ...] = SYSTEMS
 
     def __post_init__(self):
@@ -66,24 +69,38 @@ class Recipe:
 
 
 class Conversations:
-    """Makes batches of conversations.
+    """Makes batches of conversations with a model that is used for nothing else.
 
     Raises:
-        ValueError: where the target has no chat template, or its template does not show the user turn.
+        ValueError: where the target has no chat template.
     """
 
     def __init__(self, model: EaModel, recipe: Recipe, prompts: list[str] | None):
         if model.tokenizer is None or not model.tokenizer.chat_template:
             raise ValueError(f"{recipe.base_model_path} has no chat template; conversations need one")
         self.model, self.recipe, self.prompts = model, recipe, prompts
+        # transformers fills what a call leaves open from the model's own generation config: a repetition penalty, filters.
+        # The answers are to have the target's law, as decoding has it.
+        model.base_model.generation_config = GenerationConfig()
 
     def batches(self, start: int) -> Iterator[list[Conversation]]:
-        """Batch after batch from number ``start`` on; ends with the prompts where they come from a file."""
+        """Batch after batch from number ``start`` on; ends with the prompts where they come from a file.
+
+        Raises:
+            ValueError: after many batches in a row without one conversation, or where the chat template hides the user turn.
+        """
         size = self.recipe.batch_size
-        number = start
+        number, empty = start, 0
         while self.prompts is None or number * size < len(self.prompts):
             given = None if self.prompts is None else self.prompts[number * size : (number + 1) * size]
-            yield self.batch(number, given)
+            batch = self.batch(number, given)
+            empty = 0 if batch else empty + 1
+            if empty == GIVE_UP:
+                raise ValueError(
+                    f"{GIVE_UP} batches in a row gave no conversation: the target does not end the user turns that it makes up within "
+                    f"{self.recipe.max_question} tokens; raise --max-question, or give user turns with --prompts"
+                )
+            yield batch
             number += 1
 
     def batch(self, number: int, users: list[str] | None) -> list[Conversation]:
@@ -95,7 +112,9 @@ class Conversations:
         systems = [recipe.systems[i] for i in picks]
         if users is None:
             headers = [user_header(tokenizer, system) for system in systems]
-            written = self.sample([tokenize(tokenizer, h) for h, _ in headers], recipe.question_temperature, recipe.max_question)
+            ends = self.model.stop_ids | {end for _, after in headers for end in first_special(tokenizer, after)}
+            prompts = [tokenize(tokenizer, header) for header, _ in headers]
+            written = self.sample(prompts, recipe.question_temperature, recipe.max_question, ends)
             # A turn that ran into the cap is not a whole question.
             users = [clean(tokenizer, ids, after) if done else "" for (ids, done), (_, after) in zip(written, headers)]
         texts = [chat(tokenizer, system, user) for system, user in zip(systems, users) if user]
@@ -103,23 +122,28 @@ class Conversations:
             return []
         prompts = [tokenize(tokenizer, text) for text in texts]
         temperature = recipe.temperatures[number % len(recipe.temperatures)]
-        answers = self.sample(prompts, temperature, recipe.max_answer)
+        answers = self.sample(prompts, temperature, recipe.max_answer, self.model.stop_ids)
         return [Conversation(prompt, answer, temperature) for prompt, (answer, _) in zip(prompts, answers) if answer]
 
     @torch.inference_mode()
-    def sample(self, prompts: list[list[int]], temperature: float, cap: int) -> list[tuple[list[int], bool]]:
-        """Continuations of a batch, each up to its stop token (included), and whether it came to one."""
-        stops = sorted(self.model.stop_ids)
+    def sample(self, prompts: list[list[int]], temperature: float, cap: int, ends: frozenset[int]) -> list[tuple[list[int], bool]]:
+        """Continuations of a batch, each up to its first token of ``ends`` (included), and whether it came to one."""
+        stops = sorted(ends)
         length = max(map(len, prompts))
         pad = stops[0] if stops else 0
         ids = torch.tensor([[pad] * (length - len(p)) + p for p in prompts], device=self.model.target.device)
         mask = torch.tensor([[0] * (length - len(p)) + [1] * len(p) for p in prompts], device=ids.device)
-        # The config is ours alone: a model's own may hold filters, and the target's law has none.
         config = GenerationConfig(
             do_sample=True, temperature=temperature, top_k=0, top_p=1.0, max_new_tokens=cap, eos_token_id=stops or None, pad_token_id=pad
         )
         output = self.model.base_model.generate(ids, attention_mask=mask, generation_config=config)[:, length:].tolist()
-        return [cut(row, self.model.stop_ids) for row in output]
+        return [cut(row, ends) for row in output]
+
+
+def first_special(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
+    """The first token of ``text`` where it is a special one, in a list; what stands behind a user turn ends it."""
+    first = tokenize(tokenizer, text.strip())[:1]
+    return [token for token in first if token in tokenizer.all_special_ids]
 
 
 def cut(ids: list[int], stops: frozenset[int]) -> tuple[list[int], bool]:
@@ -185,16 +209,17 @@ def open_output(path: Path, recipe: Recipe) -> tuple[int, int]:
     Raises:
         ValueError: where it was made with other settings, naming them.
     """
-    settings, wanted = settings_file(path), json.loads(json.dumps(asdict(recipe)))
+    settings, size = settings_file(path), path.stat().st_size if path.exists() else 0
     if not settings.exists():
-        if path.exists():
+        if size:
             raise ValueError(f"{path} exists and {settings.name} does not: it was not made by this program; choose another --output")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_settings(path, {"recipe": wanted, "batches": 0, "bytes": 0, "conversations": 0})
+        return 0, 0
     state = json.loads(settings.read_text())
-    changed = [f"{k} {state['recipe'].get(k)!r} then, {v!r} now" for k, v in wanted.items() if state["recipe"].get(k) != v]
+    changed = differences(state["recipe"], json.loads(json.dumps(asdict(recipe))))
     if changed:
         raise ValueError(f"{path} was made with other settings ({', '.join(changed)}); choose another --output")
+    if size < state["bytes"]:
+        raise ValueError(f"{path} has {size} bytes and should have {state['bytes']}; restore it, or delete {settings.name} to begin anew")
     with path.open("ab") as file:  # what was written of a batch that did not get finished
         file.truncate(state["bytes"])
     return state["conversations"], state["batches"]
@@ -213,8 +238,9 @@ def write_settings(path: Path, state: dict) -> None:
 def append(path: Path, batch: list[Conversation]) -> int:
     """Add a batch to the file; returns the file's size in bytes."""
     text = "".join(conversation.to_json() + "\n" for conversation in batch).encode()
+    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as file:
-        file.write(gzip.compress(text) if path.suffix == ".gz" else text)
+        file.write(gzip.compress(text) if path.suffix == ".gz" and text else text)
         file.flush()
         os.fsync(file.fileno())
         return file.tell()
@@ -225,8 +251,8 @@ def run(args: argparse.Namespace) -> None:
     if args.conversations is None and args.prompts is None:
         raise ValueError("--conversations is missing: without --prompts there is no end")
     recipe = Recipe(
-        args.base_model_path, str(args.prompts) if args.prompts else None, args.batch_size, args.seed, tuple(args.temperatures),
-        args.question_temperature, args.max_question, args.max_answer, tuple(args.systems),
+        args.base_model_path, hashlib.sha256(args.prompts.read_bytes()).hexdigest() if args.prompts else None, args.batch_size, args.seed,
+        tuple(args.temperatures), args.question_temperature, args.max_question, args.max_answer, args.dtype, tuple(args.systems),
     )  # fmt: skip
     prompts = read_prompts(args.prompts) if args.prompts else None
     wanted = len(prompts) if args.conversations is None else args.conversations

@@ -1,28 +1,24 @@
 """The measure that training is judged by: expected tokens a cycle on conversations that it never sees."""
 
-import hashlib
-import json
-from collections import defaultdict
-
 import torch
+from torch import Tensor
 
 from eagle.model.acceptance import contexts
 from eagle.model.decoding import DecodingOptions
 from eagle.model.draft import DraftModel
 from eagle.model.law import SamplingOptions
 from eagle.model.target import TargetModel
-from eagle.traineagle3.corpus import Conversation
+from eagle.traineagle3.corpus import Conversation, digest
 
 
 def split(corpus: list[Conversation], one_in: int) -> tuple[list[Conversation], list[Conversation]]:
-    """(to train on, held out), one conversation in ``one_in`` held out, by a hash of its ids.
+    """(to train on, held out), one prompt in ``one_in`` held out, by a hash of its ids.
 
-    A conversation stays on its side when the corpus grows, and a repeated one is on one side only.
+    A prompt stays on its side when the corpus grows, with all its answers.
     """
     sides: tuple[list, list] = [], []
     for conversation in corpus:
-        digest = hashlib.sha256(json.dumps(conversation.ids).encode()).digest()
-        sides[int.from_bytes(digest[:8], "big") % one_in == 0].append(conversation)
+        sides[int(digest([conversation.prompt])[:16], 16) % one_in == 0].append(conversation)
     return sides
 
 
@@ -31,10 +27,11 @@ class HeldOut:
 
     Args:
         places: contexts of each conversation.
+        max_length: tokens of a conversation; the rest is cut off.
         tree: ``total_token``, ``depth`` and ``top_k``.
     """
 
-    def __init__(self, target: TargetModel, conversations: list[Conversation], places: int, tree: dict[str, int]):
+    def __init__(self, target: TargetModel, conversations: list[Conversation], places: int, max_length: int, tree: dict[str, int]):
         self.target, self.texts = target, []
         law = SamplingOptions(temperature=1.0)
         self.arms = {
@@ -42,18 +39,22 @@ class HeldOut:
             "rheo": DecodingOptions(law=law, sampling="rheo", m=1, **tree),
         }
         for conversation in conversations:
-            start, end = len(conversation.prompt), len(conversation.ids) - 1
+            ids = conversation.ids[:max_length]
+            start, end = len(conversation.prompt), len(ids) - 1
             step = max((end - start) // places, 1)
             where = list(range(start, end, step))[:places]
             if where:
-                self.texts.append((torch.tensor(conversation.ids), where))
+                self.texts.append((torch.tensor(ids, dtype=torch.long), where))
 
-    def tau(self, draft: DraftModel) -> dict[str, float]:
-        """Mean over all contexts, by arm."""
-        sums, counts = defaultdict(float), defaultdict(int)
-        names = list(self.arms)
-        for text, where in self.texts:
+    def sums(self, draft: DraftModel, process: int = 0, processes: int = 1) -> Tensor:
+        """float64 ``[arms + 1]`` of every ``processes``-th conversation: the sum of tau by arm, and the number of contexts."""
+        found = torch.zeros(len(self.arms) + 1, dtype=torch.float64)
+        for text, where in self.texts[process::processes]:
+            found[-1] += len(where)
             for context in contexts(self.target, draft, text, where, list(self.arms.values())):
-                sums[names[context.arm]] += context.tau
-                counts[names[context.arm]] += 1
-        return {name: sums[name] / counts[name] for name in sums}
+                found[context.arm] += context.tau
+        return found
+
+    def tau(self, sums: Tensor) -> dict[str, float]:
+        """Mean over all contexts, by arm, from the ``sums`` of all processes."""
+        return dict(zip(self.arms, (sums[:-1] / sums[-1]).tolist()))

@@ -29,17 +29,16 @@ def new_config(target: TargetModel, draft_vocab_size: int, **changes) -> dict:
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     if heads * head_dim != config.hidden_size:
-        heads = config.hidden_size // head_dim
-        head_dim = config.hidden_size // heads
+        heads = max(n for n in range(1, max(config.hidden_size // head_dim, 1) + 1) if config.hidden_size % n == 0)
     kv_heads = min(getattr(config, "num_key_value_heads", None) or heads, heads)
     kv_heads = max(n for n in range(1, kv_heads + 1) if heads % n == 0)
     shape = {
         "hidden_size": config.hidden_size,
-        "intermediate_size": config.intermediate_size,
+        "intermediate_size": getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,
         "rms_norm_eps": getattr(config, "rms_norm_eps", 1e-6),
-        "hidden_act": config.hidden_act,
+        "hidden_act": getattr(config, "hidden_act", "silu"),
         "max_position_embeddings": config.max_position_embeddings,
         "rope_theta": (getattr(config, "rope_parameters", None) or {}).get("rope_theta", 10000.0),
         "vocab_size": target.vocab_size,
@@ -90,9 +89,18 @@ def new_head(target: TargetModel, config: dict, draft_ids: Tensor, seed: int) ->
             if name.endswith(("q_proj", "k_proj", "v_proj")):
                 own = own[:, h:]  # the first h columns read the embedding, which the target's layer does not do
             start(f"midlayer.{name}", own, submodule(layer, name))
-        for name, source in (("hidden_norm", "input_layernorm"), ("post_attention_layernorm",) * 2):
-            start(f"midlayer.{name}", draft.midlayer.get_submodule(name).weight, submodule(layer, source))
-        start("norm", draft.norm.weight, submodule(target.model.get_decoder(), "norm"))
+        norms = (
+            ("midlayer.hidden_norm", submodule(layer, "input_layernorm")),
+            ("midlayer.post_attention_layernorm", submodule(layer, "post_attention_layernorm")),
+            ("norm", submodule(target.model.get_decoder(), "norm")),
+        )
+        for name, source in norms:
+            own = draft.get_submodule(name)
+            start(name, own.weight, source)
+            probe = torch.linspace(-1, 1, h)[None]
+            if name not in missed and not torch.allclose(own(probe), source(probe.to(source.weight)).float().cpu(), atol=0.05, rtol=0.05):
+                own.weight.fill_(1)  # the target's norm means something else by its weight
+                missed.append(name)
         start("lm_head", draft.lm_head.weight, target.output_head, draft_ids)
         if h == target.hidden_size:
             draft.fc.weight.zero_()
@@ -110,13 +118,21 @@ def submodule(module: nn.Module, name: str) -> nn.Module | None:
         return None
 
 
-def save_head(draft: DraftModel, config: dict, folder: Path, dtype: torch.dtype) -> None:
-    """Write a head in the official layout, replacing the folder as a whole."""
+def save_head(draft: DraftModel, config: dict, folder: Path, dtype: torch.dtype, embedding: nn.Module | None = None) -> None:
+    """Write a head in the official layout, replacing the folder as a whole.
+
+    Args:
+        embedding: the target's, to be stored with the head. EAGLE reads it from the target's files, and finds it only where these
+            are split into shards with an index.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
     scratch.chmod(0o755)  # mkdtemp makes it private
     try:
         state = {k: (v.to(dtype) if v.is_floating_point() else v).cpu().contiguous() for k, v in draft.state_dict().items()}
+        if embedding is not None:
+            state["embed_tokens.weight"] = embedding.weight.detach().to(dtype).cpu().contiguous()
+            config = config | {"target_hidden_size": config["hidden_size"]}  # tells EAGLE to look for it here
         save_file(state, scratch / "model.safetensors", metadata={"format": "pt"})
         config = config | {"torch_dtype": str(dtype).removeprefix("torch.")}
         (scratch / "config.json").write_text(json.dumps(config, indent=1) + "\n")

@@ -117,7 +117,8 @@ class TrainingTimeTest(nn.Module):
         for step, learn in enumerate(learns):
             tokens = pad(batch.ids[:, 1 + step :], (0, step))
             hidden = self.draft(tokens, hidden, rows + step, attend, embedding)
-            with torch.no_grad():
+            # Without autocast: the law that is learnt has the precision that the target decodes in.
+            with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
                 after = pad(batch.hidden[:, 1 + step :], (0, 0, 0, step))[learn]
                 law = linear(after.to(weight.dtype), weight, bias).float().softmax(-1)
             log_q = self.draft.logits(hidden[learn]).float().log_softmax(-1)

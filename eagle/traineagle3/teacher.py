@@ -2,6 +2,8 @@
 
 import hashlib
 import json
+import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -9,7 +11,7 @@ from torch import Tensor
 
 from eagle.files import replace_text
 from eagle.model.target import TargetModel
-from eagle.traineagle3.corpus import Conversation
+from eagle.traineagle3.corpus import Conversation, digest
 from eagle.traineagle3.objective import Batch
 
 
@@ -20,7 +22,7 @@ class Teacher:
         corpus: the conversations, which batches name by their index.
         taps: the target's feature layers.
         max_length: tokens of a text; the rest is cut off.
-        folder: where to keep the states (``bytes_on_disk`` of them); None asks the target again every time.
+        folder: where to keep the states; None asks the target again every time.
 
     Raises:
         ValueError: where the target's output head is not all that stands between the decoder and the logits.
@@ -33,7 +35,7 @@ class Teacher:
         self.first = [len(conversation.prompt) for conversation in corpus]
         self.store = None
         if folder is not None:
-            self.store = Store(folder, self.texts, (len(taps) + 1) * target.hidden_size, target.dtype, taps)
+            self.store = Store(folder, self.texts, target, taps)
 
     def batch(self, indices: list[int]) -> Batch:
         """The conversations ``indices`` as one padded batch."""
@@ -50,15 +52,18 @@ class Teacher:
 
     def states(self, indices: list[int], ids: Tensor, lengths: list[int]) -> Tensor:
         """Features and final hidden state ``[B, n, taps * h + h]``, from disk where they are there."""
-        if self.store is not None and all(self.store.has(i) for i in indices):
-            states = torch.zeros(*ids.shape, self.store.width, dtype=self.store.data.dtype)
+        store = self.store
+        if store is None or not all(store.has(i) for i in indices):
+            states = torch.cat(self.target.teach(ids, self.taps), -1)
+            if store is None:
+                return states
             for row, i in enumerate(indices):
-                states[row, : lengths[row]] = self.store.read(i)
-            return states
-        states = torch.cat(self.target.teach(ids, self.taps), -1)
-        if self.store is not None:
-            for row, i in enumerate(indices):
-                self.store.write(i, states[row, : lengths[row]])
+                if not store.has(i):
+                    store.write(i, states[row, : lengths[row]])
+        # What was kept first stays, so that a text has the same states in whatever batch it comes again.
+        states = torch.zeros(*ids.shape, store.width, dtype=store.data.dtype)
+        for row, i in enumerate(indices):
+            states[row, : lengths[row]] = store.read(i)
         return states
 
 
@@ -66,17 +71,25 @@ class Store:
     """States of all texts in one file, each at its place, and a mark for each that is there.
 
     The file is as long as it will get from the start (sparse where the file system can), so that a killed run loses nothing.
+
+    Raises:
+        ValueError: where the folder keeps the states of other texts or of another target.
+        OSError: where the disk has no room for all of them.
     """
 
-    def __init__(self, folder: Path, texts: list[list[int]], width: int, dtype: torch.dtype, taps: list[int]):
+    def __init__(self, folder: Path, texts: list[Sequence[int]], target: TargetModel, taps: list[int]):
         lengths = torch.tensor([len(text) for text in texts])
+        width, dtype = (len(taps) + 1) * target.hidden_size, target.dtype
         self.width, self.ends = width, lengths.cumsum(0)
-        content = {"texts": hashlib.sha256(json.dumps(texts).encode()).hexdigest(), "width": width, "dtype": str(dtype), "taps": taps}
+        content = {"texts": digest(texts), "target": fingerprint(target), "width": width, "dtype": str(dtype), "taps": taps}
         folder.mkdir(parents=True, exist_ok=True)
         about = folder / "about.json"
         if about.exists() and json.loads(about.read_text()) != content:
             raise ValueError(f"{folder} keeps the features of other texts or of another target; give another folder or delete it")
         total = int(self.ends[-1])
+        needed = total * width * dtype.itemsize
+        if not about.exists() and shutil.disk_usage(folder).free < needed:
+            raise OSError(f"{folder} has no room for the features of {total:,} tokens ({needed / 2**30:.1f} GiB)")
         self.data = torch.from_file(str(folder / "states.bin"), shared=True, size=total * width, dtype=dtype).view(total, width)
         self.present = torch.from_file(str(folder / "present.bin"), shared=True, size=len(texts), dtype=torch.bool)
         replace_text(about, json.dumps(content))
@@ -95,6 +108,14 @@ class Store:
 
     def _rows(self, i: int) -> slice:
         return slice(int(self.ends[i - 1]) if i else 0, int(self.ends[i]))
+
+
+def fingerprint(target: TargetModel) -> str:
+    """A hash of a few of the target's weights, to tell fine-tuned sisters apart."""
+    found = hashlib.sha256()
+    for weight in (target.output_head.weight[::97], *target.layers[-1].parameters()):
+        found.update(weight.detach().flatten()[:4096].float().cpu().numpy().tobytes())
+    return found.hexdigest()
 
 
 @torch.no_grad()

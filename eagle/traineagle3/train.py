@@ -4,6 +4,7 @@ The output folder holds
 
     head/           the newest head in the official layout, for EaModel.from_pretrained(ea_model_path=...)
     checkpoint.pt   all that going on needs: given the same command again, a killed run ends with the same weights
+                    (to the bit on a CPU; a GPU's attention adds up in an order of its own)
     metrics.jsonl   one JSON object a line: loss and top-1 agreement of each self-fed step; tau on held-out conversations
     curve.svg       the same as a picture
     settings.json   what decides the result
@@ -21,10 +22,10 @@ import torch
 from accelerate import Accelerator
 from tqdm import tqdm
 
-from eagle.files import replace_text, replacing
-from eagle.model.draft import DraftModel, load_draft
+from eagle.files import differences, replace_text, replacing
+from eagle.model.draft import DraftModel, head_folder, load_draft, read_config
 from eagle.model.ea_model import EaModel
-from eagle.traineagle3.corpus import Conversation, read_corpus
+from eagle.traineagle3.corpus import Conversation, digest, read_corpus
 from eagle.traineagle3.curve import draw_curve
 from eagle.traineagle3.heldout import HeldOut, split
 from eagle.traineagle3.new_head import new_config, new_head, save_head
@@ -46,6 +47,7 @@ class Recipe:
         batch_tokens: padded tokens of a batch and device.
         warmup: share of the steps in which the learning rate rises.
         max_length: tokens of a conversation; the rest is cut off.
+        held_out, held_out_places, total_token, depth, top_k: of the held-out measure (see ``HeldOut``).
     """
 
     base_model_path: str
@@ -66,9 +68,14 @@ class Recipe:
     dtype: str
     seed: int
     processes: int
+    held_out: int
+    held_out_places: int
+    total_token: int
+    depth: int
+    top_k: int
 
     def __post_init__(self):
-        for name in ("epochs", "batch_tokens", "lr", "clip", "max_length"):
+        for name in ("epochs", "batch_tokens", "lr", "clip", "max_length", "held_out_places"):
             if not 0 < getattr(self, name) < float("inf"):
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be finite and above 0")
         if not 0 <= self.warmup < 1:
@@ -126,66 +133,71 @@ def learning_rate(step: int, total: int, warmup: float) -> float:
     return 0.5 * (1 + math.cos(math.pi * (step - rising) / max(total - rising, 1)))
 
 
+class DivergedError(ArithmeticError):
+    """Training has left the finite numbers."""
+
+
 class Run:
     """One training run: its networks, where it stands, and its output folder."""
 
-    def __init__(self, recipe: Recipe, output: Path, accelerator: Accelerator, features: Path | None, held_out: dict):
+    def __init__(self, recipe: Recipe, output: Path, accelerator: Accelerator, features: Path | None, with_embedding: bool = False):
         self.recipe, self.output, self.accelerator = recipe, output, accelerator
-        self.claim_folder()
+        self.check_folder()
         model = EaModel.from_pretrained(recipe.base_model_path, dtype=recipe.dtype, device_map={"": accelerator.device})
         self.target = model.target
         self.target.model.requires_grad_(False)
-        corpus = read_corpus(map(Path, recipe.data), self.target.vocab_size)
+        corpus = read_corpus(recipe.data, self.target.vocab_size)
         train, held = split(corpus, HELD_OUT_ONE_IN)
-        train = [c for c in train if len(c.prompt) + 3 <= min(len(c.ids), recipe.max_length)]  # others hold nothing to learn
+        train = [c for c in train if len(c.prompt) + 2 <= min(len(c.ids), recipe.max_length)]  # others hold nothing to learn
         if not train:
             raise ValueError(f"none of the {len(corpus)} conversations is long enough to learn from")
         draft, self.config = self.begin(train)
-        self.head = draft
+        self.head, self.kept_embedding = draft, self.target.embedding if with_embedding else None
         folder = None if features is None else features / f"process-{accelerator.process_index}-of-{accelerator.num_processes}"
         self.teacher = Teacher(self.target, train, draft.taps, recipe.max_length, folder)
         lengths = [len(text) for text in self.teacher.texts]
+        self.data = digest(self.teacher.texts)
         self.batches = Batches(lengths, recipe.batch_tokens, recipe.epochs, recipe.seed, accelerator.num_processes)
         self.total = self.batches.steps
-        self.held_out = HeldOut(self.target, held[: held_out["conversations"]], held_out["places"], held_out["tree"])
+        tree = {"total_token": recipe.total_token, "depth": recipe.depth, "top_k": recipe.top_k}
+        self.held_out = HeldOut(self.target, held[: recipe.held_out], recipe.held_out_places, recipe.max_length, tree)
         self.say(
             f"{len(train)} conversations ({sum(lengths):,} tokens), {len(self.held_out.texts)} of {len(held)} held-out ones for tau; "
             f"{self.total} steps of up to {recipe.batch_tokens} tokens on {accelerator.num_processes} x {accelerator.device}, "
             f"precision {accelerator.mixed_precision}, target in {self.target.dtype}"
         )
+        if recipe.held_out and not self.held_out.texts:
+            self.say(f"no conversation is held out of so few (one prompt in {HELD_OUT_ONE_IN} is): tau will not be measured")
 
         objective = TrainingTimeTest(draft, self.target.embedding, self.target.output_head, recipe.steps, recipe.decay)
-        self.trained = list(draft.parameters())
+        self.trained = [parameter for parameter in draft.parameters() if parameter.requires_grad]
         optimizer = torch.optim.AdamW(self.trained, recipe.lr, betas=(0.9, 0.95), weight_decay=recipe.weight_decay)
         self.objective, self.optimizer = accelerator.prepare(objective.to(accelerator.device), optimizer)
         self.step = self.seen = 0  # optimiser steps taken, tokens that they saw on all devices
         self.resume()
+        accelerator.wait_for_everyone()
+        if accelerator.is_main_process:
+            replace_text(output / "settings.json", json.dumps(asdict(recipe), indent=1) + "\n")
 
     def say(self, text: str) -> None:
         self.accelerator.print(text, flush=True)
 
-    def claim_folder(self) -> None:
-        """Record the settings in the output folder, or check that they are those of the run there.
-
-        Raises:
-            ValueError: naming the settings that differ.
-        """
-        path, wanted = self.output / "settings.json", json.loads(json.dumps(asdict(self.recipe)))
-        if path.exists():
-            before = json.loads(path.read_text())
-            changed = [f"{k} {before.get(k)!r} then, {v!r} now" for k, v in wanted.items() if before.get(k) != v]
+    def check_folder(self) -> None:
+        """Raise a ValueError, naming the settings that differ, where the output folder holds another run."""
+        path = self.output / "settings.json"
+        if path.exists() and (self.output / "checkpoint.pt").exists():
+            changed = differences(json.loads(path.read_text()), json.loads(json.dumps(asdict(self.recipe))))
             if changed:
                 raise ValueError(f"{self.output} holds another run ({', '.join(changed)}); choose another --output")
-        elif self.accelerator.is_main_process:
-            self.output.mkdir(parents=True, exist_ok=True)
-            replace_text(path, json.dumps(wanted, indent=1) + "\n")
 
     def begin(self, train: list[Conversation]) -> tuple[DraftModel, dict]:
         """The head before its first step, and its config."""
         recipe, target = self.recipe, self.target
         if recipe.init_head is not None:
             draft = load_draft(recipe.init_head, target.hidden_size, target.vocab_size, len(target.layers)).float()
-            config = json.loads((Path(recipe.init_head) / "config.json").read_text())
+            if draft.embed_tokens is not None:
+                draft.embed_tokens.requires_grad_(False)
+            config = read_config(head_folder(recipe.init_head))
             self.say(f"starting from the head in {recipe.init_head}: its size and draft vocabulary stay")
         else:
             ids = choose_draft_ids(train, recipe.draft_vocab_size, target.vocab_size)
@@ -199,10 +211,18 @@ class Run:
         return draft.train().to(self.accelerator.device), config
 
     def resume(self) -> None:
-        """Take up the checkpoint of an interrupted run, and drop the metrics that came after it."""
+        """Take up the checkpoint of an interrupted run, and drop the metrics that came after it.
+
+        Raises:
+            ValueError: where the checkpoint learnt from other texts, or devices do not find the same one.
+        """
         path, reached = self.output / "checkpoint.pt", -1
         if path.exists():
             state = torch.load(path, map_location="cpu", weights_only=True)
+            if state["data"] != self.data:
+                raise ValueError(
+                    f"the data files have changed since {path} was written; choose another --output (--init-head goes on from a head)"
+                )
             self.head.load_state_dict(state["head"])
             self.optimizer.load_state_dict(state["optimizer"])
             self.step, self.seen = state["step"], state["seen"]
@@ -210,34 +230,40 @@ class Run:
             self.say(f"going on from step {self.step}")
         metrics = self.output / "metrics.jsonl"
         if metrics.exists() and self.accelerator.is_main_process:
-            lines = [line for line in metrics.read_text().split("\n") if line.endswith("}")]
+            lines = metrics.read_text().split("\n")[:-1]  # what stands after the last end of a line was cut off
             replace_text(metrics, "".join(line + "\n" for line in lines if json.loads(line)["step"] <= reached))
+        steps = self.accelerator.gather(torch.tensor([self.step], device=self.accelerator.device)).tolist()
+        if len(set(steps)) > 1:
+            raise ValueError(f"the devices find checkpoints of steps {steps}; {self.output} must be one folder that all of them see")
 
     def save(self) -> None:
-        """Write checkpoint and head, each all or nothing."""
+        """Write the head, then the checkpoint: a kill in between repeats the steps since the last one, and writes both."""
         if not self.accelerator.is_main_process:
             return
-        state = {"head": self.head.state_dict(), "optimizer": self.optimizer.state_dict(), "step": self.step, "seen": self.seen}
+        save_head(self.head, self.config, self.output / "head", torch.float16, self.kept_embedding)
+        networks = {"head": self.head.state_dict(), "optimizer": self.optimizer.state_dict()}
+        state = networks | {"step": self.step, "seen": self.seen, "data": self.data}
         with replacing(self.output / "checkpoint.pt") as scratch:
             torch.save(state, scratch)
-        save_head(self.head, self.config, self.output / "head", torch.float16)
 
     def record(self, **values) -> None:
         """Add a line to the metrics."""
         if self.accelerator.is_main_process:
+            self.output.mkdir(parents=True, exist_ok=True)
             with (self.output / "metrics.jsonl").open("a") as file:
                 file.write(json.dumps({"step": self.step, "tokens": self.seen, **values}) + "\n")
 
     def measure(self) -> None:
-        """Tau on the held-out conversations (on the first device; the others wait), and the picture so far."""
-        if self.accelerator.is_main_process and self.held_out.texts:
+        """Tau on the held-out conversations, which the devices share out, and the picture so far."""
+        if self.held_out.texts:
             self.head.eval()
-            tau = self.held_out.tau(self.head)
+            sums = self.held_out.sums(self.head, self.accelerator.process_index, self.accelerator.num_processes)
             self.head.train()
+            tau = self.held_out.tau(self.accelerator.reduce(sums.float().to(self.accelerator.device), "sum"))
             self.record(tau=tau)
-            draw_curve(self.output / "metrics.jsonl", self.output / "curve.svg")
             self.say(f"step {self.step}, {self.seen:,} tokens: tau " + ", ".join(f"{name} {value:.3f}" for name, value in tau.items()))
-        self.accelerator.wait_for_everyone()
+        if self.accelerator.is_main_process and (self.output / "metrics.jsonl").exists():
+            draw_curve(self.output / "metrics.jsonl", self.output / "curve.svg")
 
     def train_step(self) -> dict[str, list[float]]:
         """One optimiser step; returns cross-entropy and agreement of each self-fed step, on this device's batch."""
@@ -249,34 +275,33 @@ class Run:
         self.accelerator.backward(loss)
         norm = self.accelerator.clip_grad_norm_(self.trained, self.recipe.clip)
         if not torch.isfinite(norm):
-            raise ArithmeticError(f"the gradient at step {self.step} is {norm.item()}; lower --lr, or use --precision no")
+            raise DivergedError(f"the gradient at step {self.step} is {norm.item()}; lower --lr, or use --precision no")
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
         self.seen += int(self.accelerator.reduce(batch.lengths.sum(), "sum"))
         return {"loss": entropy.tolist(), "agreement": agreement.tolist()}
 
-    def train(self, log_every: int, save_every: int, measure_every: int, stop_after: int | None = None) -> None:
-        """Train to the end, or for ``stop_after`` more steps."""
-        last = self.total if stop_after is None else min(self.step + stop_after, self.total)
+    def train(self, log_every: int, save_every: int, measure_every: int) -> None:
+        """Train to the end. The recorded loss and agreement are those of the first device's batches."""
         sums, since, start = {}, 0, time.perf_counter()
         if self.step == 0:
             self.measure()
         bar = tqdm(total=self.total, initial=self.step, unit="step", disable=not self.accelerator.is_main_process)
-        while self.step < last:
+        while self.step < self.total:
             for name, values in self.train_step().items():
                 sums[name] = [a + b for a, b in zip(sums.get(name, [0.0] * len(values)), values)]
             since += 1
             bar.update()
-            if self.step % log_every == 0 or self.step == last:
+            if self.step % log_every == 0 or self.step == self.total:
                 means = {name: [round(value / since, 4) for value in values] for name, values in sums.items()}
                 self.record(**means, lr=self.optimizer.param_groups[0]["lr"], seconds=round(time.perf_counter() - start, 1))
                 bar.set_postfix(loss=means["loss"][0], agreement=means["agreement"][0])
                 sums, since, start = {}, 0, time.perf_counter()
-            if self.step % save_every == 0 or self.step == last:
-                self.save()
             if self.step % measure_every == 0 or self.step == self.total:
                 self.measure()
+            if self.step % save_every == 0 or self.step == self.total:
+                self.save()
         bar.close()
 
 
@@ -285,7 +310,7 @@ def choose_precision(precision: str) -> str:
     if precision != "auto":
         return precision
     if torch.cuda.is_available():
-        return "bf16" if torch.cuda.is_bf16_supported() else "no"
+        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "no"
     return "bf16" if torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported() else "no"
 
 
@@ -313,7 +338,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--precision", choices=PRECISIONS, default="auto", help="autocast of the head; auto is bf16 where the hardware has it")
     add("--dtype", default="auto", help="of the target: auto, bf16, fp16 or fp32")
     add("--seed", type=int, default=0)
-    add("--features", type=Path, help="folder to keep the target's features in (2 bytes x 4 hidden sizes a token), asked for once")
+    add("--features", type=Path, help="folder to keep the target's features in (4 hidden sizes a token)")
+    add("--with-embedding", action="store_true", help="store the target's embedding with the head; EAGLE needs it for single-file targets")
     add("--log-every", type=int, default=20, help="steps between lines of metrics.jsonl")
     add("--save-every", type=int, default=200, help="steps between checkpoints")
     add("--measure-every", type=int, default=500, help="steps between measurements of tau")
@@ -329,13 +355,15 @@ def run(args: argparse.Namespace) -> None:
     """Set up or resume, and train."""
     precision = choose_precision(args.precision)
     accelerator = Accelerator(mixed_precision=precision)
+    for name in ("log_every", "save_every", "measure_every"):
+        if getattr(args, name) < 1:
+            raise ValueError(f"{name} is {getattr(args, name)}; it must be at least 1")
     recipe = Recipe(**{
         **{name: getattr(args, name) for name in Recipe.__dataclass_fields__ if hasattr(args, name)},
         "data": tuple(args.data), "precision": precision, "processes": accelerator.num_processes,
     })  # fmt: skip
-    tree = {"total_token": args.total_token, "depth": args.depth, "top_k": args.top_k}
-    held_out = {"conversations": args.held_out, "places": args.held_out_places, "tree": tree}
-    Run(recipe, args.output, accelerator, args.features, held_out).train(args.log_every, args.save_every, args.measure_every)
+    run = Run(recipe, args.output, accelerator, args.features, args.with_embedding)
+    run.train(args.log_every, args.save_every, args.measure_every)
     accelerator.print(f"Done: {args.output / 'head'}")
     accelerator.end_training()
 
@@ -344,7 +372,7 @@ def main(argv: list[str] | None = None) -> None:
     """Entry point; bad input ends with one line, not a traceback."""
     try:
         run(build_parser().parse_args(argv))
-    except (ValueError, OSError, ArithmeticError) as error:
+    except (ValueError, OSError, DivergedError) as error:
         sys.exit(f"error: {error}")
 
 

@@ -1,0 +1,146 @@
+"""Run one of the paper's experiments: ``python -m evaluation.experiment table2 --pair demo``.
+
+Answers lie under ``<results>/<experiment>/<pair>/<settings>/<bench>/<cell>/``, a cell being an arm, a temperature and a seed; each
+process has a file of its own there. So a killed run goes on where it stopped, several processes (``accelerate launch``) or machines
+(``--part K/N`` on one shared folder) divide the questions, and what lies in a folder is always of one kind. All cells answer a question
+before the next one is begun, in an order that rotates, so that a slow phase of the machine meets all arms alike.
+"""
+
+import argparse
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from accelerate import PartialState
+from tqdm import tqdm
+
+from eagle.model.decoding import NonFiniteLogits
+from eagle.model.ea_model import EaModel
+from evaluation.answers import Request, answer, answer_turn, append, read_answers, resume, run_block
+from evaluation.grids import BENCHES, EXPERIMENTS, PAIRS, Cell
+from evaluation.prompts import check_template
+from evaluation.questions import Question, load_questions, question_file
+
+
+def settings_folder(results: Path, name: str, pair: str, max_new_token: int) -> Path:
+    """Where the answers of an experiment lie; what changes all its answers is in the name."""
+    return results / name / pair / f"cap{max_new_token}"
+
+
+def cell_folder(folder: Path, cell: Cell) -> Path:
+    return folder / cell.bench / cell.name
+
+
+def cell_answers(folder: Path, cell: Cell) -> list[dict]:
+    """All records of a cell, in the order of their questions in the file; processes and machines do not show."""
+    return read_answers(sorted(cell_folder(folder, cell).glob("*.jsonl")))
+
+
+class Runner:
+    """Answers the cells of an experiment, question by question.
+
+    Args:
+        part: (k, n): this process takes every n-th question, from the k-th on.
+    """
+
+    def __init__(self, name: str, pair: str, folder: Path, max_new_token: int, part: tuple[int, int]):
+        self.experiment, self.pair, self.folder, self.part = EXPERIMENTS[name], PAIRS[pair], folder, part
+        self.max_new_token = max_new_token
+        total_token, depth, top_k = self.experiment.tree
+        self.model = EaModel.from_pretrained(
+            self.pair.base_model_path, self.pair.ea_model_path, total_token, depth, top_k, dtype=self.pair.dtype
+        )
+        check_template(self.pair.template, self.model.tokenizer)
+
+    def request(self, cell: Cell) -> Request:
+        arm = cell.arm
+        pool = {"sampling": arm.sampling, "m": arm.m, "support": arm.support, "verification": arm.verification}
+        options = self.model.options(temperature=cell.temperature, max_new_tokens=self.max_new_token, max_length=None, seed=cell.seed, **pool)
+        return Request(cell.bench, f"{self.pair.label}-{cell.arm.name}", self.pair.template, 1, options, timing=True)
+
+    def run(self, cells: list[Cell], questions: dict[str, list[Question]]) -> int:
+        """Answer what is not answered yet; returns how many answers were made."""
+        k, n = self.part
+        jobs, done = [], {}
+        for cell in cells:
+            request = self.request(cell)
+            run = run_block(self.model, request, {"base_model_path": self.pair.base_model_path, "ea_model_path": self.pair.ea_model_path})
+            for path in cell_folder(self.folder, cell).glob("*.jsonl"):
+                done.setdefault(cell, set()).update(record["question_id"] for record in resume(path, request, run))
+            jobs.append((cell, request, run))
+        pending = []
+        for bench, of_bench in questions.items():
+            for number, question in enumerate(of_bench):
+                if number % n == k:
+                    here = [job for job in jobs if job[0].bench == bench and question.question_id not in done.get(job[0], ())]
+                    turn = number % max(len(here), 1)
+                    pending += [(question, job) for job in here[turn:] + here[:turn]]
+        if not pending:
+            return 0
+        first, (_, request, _) = pending[0]
+        answer_turn(self.model, replace(request, options=replace(request.options, max_new_tokens=8)), [first.turns[0]], [], seed=0)
+        with tqdm(pending, unit="answer", desc=f"{self.pair.label} {k + 1}/{n}") as bar:
+            for question, (cell, request, run) in bar:
+                bar.set_postfix_str(f"{cell.bench} {cell.name}")
+                append(cell_folder(self.folder, cell) / f"{k}-of-{n}.jsonl", answer(self.model, request, question, run))
+        return len(pending)
+
+
+def parse_part(text: str | None) -> tuple[int, int]:
+    """``K/N`` counted from 1; by default what ``accelerate launch`` says, else 1/1."""
+    if text is None:
+        state = PartialState()
+        return state.process_index, state.num_processes
+    k, slash, n = text.partition("/")
+    if not (slash and k.isdecimal() and n.isdecimal() and 1 <= int(k) <= int(n)):
+        raise ValueError(f"--part is {text!r}; write K/N with 1 <= K <= N")
+    return int(k) - 1, int(n)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m evaluation.experiment", description="Run one of the paper's experiments.",
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )  # fmt: skip
+    add = parser.add_argument
+    add("name", choices=EXPERIMENTS)
+    add("--pair", default="llama31-8b", choices=PAIRS)
+    add("--bench-name", nargs="+", choices=BENCHES, help="default: those of the paper")
+    add("--limit", type=int, help="questions of each set; default: all 80")
+    add("--max-new-token", type=int, default=1024)
+    add("--seeds", type=int, help="seeds 0 to N-1; default: those of the experiment")
+    add("--results", type=Path, default=Path("results"))
+    add("--part", help="K/N: this machine takes every N-th question, from the K-th on; default: from accelerate launch")
+    return parser
+
+
+def run(args: argparse.Namespace) -> None:
+    """Set up, echo, answer."""
+    experiment = EXPERIMENTS[args.name]
+    if args.limit is not None and args.limit < 1:
+        raise ValueError(f"--limit is {args.limit}; it must be at least 1")
+    benches = tuple(args.bench_name or experiment.benches)
+    questions = {bench: load_questions(question_file(bench), None, args.limit) for bench in benches}
+    cells = experiment.cells(benches, range(experiment.seeds if args.seeds is None else args.seeds))
+    if not cells:
+        raise ValueError(f"--seeds is {args.seeds}; it must be at least 1")
+    part = parse_part(args.part)
+    folder = settings_folder(args.results, args.name, args.pair, args.max_new_token)
+    total = sum(len(questions[cell.bench]) for cell in cells)
+    print(f"{experiment.title}\n{len(cells)} cells, {total} answers, part {part[0] + 1} of {part[1]} -> {folder}", flush=True)
+    start = time.perf_counter()
+    made = Runner(args.name, args.pair, folder, args.max_new_token, part).run(cells, questions)
+    print(f"{made} answers made in {time.perf_counter() - start:.0f} s, the others were there", flush=True)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point; bad input ends with one line, not a traceback."""
+    try:
+        run(build_parser().parse_args(argv))
+    except (ValueError, OSError, NonFiniteLogits) as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,245 @@
+"""Tables and figures of the paper's experiments from their answers: ``python -m evaluation.tables table2 --pair demo``.
+
+Writes ``<name>.md``, ``<name>.csv`` and ``<name>.json``, and for figures ``<name>.png`` and ``<name>.svg``, beside the paper's values. Only questions
+that every arm has answered count, so that differences between arms are paired by question, in a run that is not finished too.
+"""
+
+import argparse
+import csv
+import io
+import json
+import math
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from eagle.files import replace_text, replacing
+from evaluation.experiment import cell_answers, settings_folder
+from evaluation.grids import BENCH_LABELS, EXPERIMENTS, PAIRS, PAPER, Arm, Experiment
+from evaluation.report import phase_seconds, totals
+from evaluation.statistics import Estimate, Statistic
+
+MEAN = "mean"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One arm at one temperature on one bench, or on the unweighted mean of the benches.
+
+    Attributes:
+        tau: accepted + 1 a cycle; None for plain decoding.
+        difference, p_value: tau minus that of the first drafting arm at this temperature, paired by question.
+        tokens_per_sec: of the whole request, prefill included; None for the mean of benches.
+        speedup: tokens/s over plain decoding's, where the experiment has it.
+        draft_ms: drafting a cycle.
+        paper: the paper's tau.
+        paper_speedup: the paper's speedup, on the mean only.
+    """
+
+    arm: str
+    temperature: float
+    bench: str
+    questions: int
+    seeds: int
+    cycles: int
+    tau: Estimate | None
+    difference: Estimate | None
+    p_value: float | None
+    tokens_per_sec: Estimate | None
+    speedup: Estimate | None
+    draft_ms: float | None
+    paper: float | None
+    paper_speedup: float | None
+
+
+def exponential(statistic: Statistic | None) -> Estimate | None:
+    """A statistic on the log scale as a ratio with its interval."""
+    if statistic is None:
+        return None
+    log = statistic.estimate()
+    return Estimate(math.exp(log.value), *(None if x is None else math.exp(x) for x in (log.low, log.high)), log.questions)
+
+
+class Results:
+    """The answers of an experiment, reduced to the questions that all its arms have."""
+
+    def __init__(self, name: str, pair: str, folder: Path):
+        self.name, self.label, self.experiment = name, PAIRS[pair].label, EXPERIMENTS[name]
+        found: dict[str, set] = {}
+        for path in folder.glob("*/*"):
+            found.setdefault(path.parent.name, set()).add(int(path.name.rpartition("-seed")[2]))
+        if not found:
+            raise ValueError(f"{folder} holds no answers; python -m evaluation.experiment {name} makes them")
+        self.benches = [bench for bench in BENCH_LABELS if bench in found]
+        self.records: dict[tuple[str, Arm, float], list[dict]] = {}
+        self.seeds: dict[str, set[int]] = {}
+        for bench in self.benches:
+            cells = self.experiment.cells((bench,), sorted(found[bench]))
+            answers = {cell: {record["question_id"]: record for record in cell_answers(folder, cell)} for cell in cells}
+            common = set.intersection(*(set(a) for a in answers.values()))
+            if not common:
+                raise ValueError(f"no question of {bench} is answered by every arm yet; give python -m evaluation.experiment {name} again")
+            self.seeds[bench] = found[bench]
+            for cell in cells:
+                kept = [record for question, record in answers[cell].items() if question in common]
+                self.records.setdefault((bench, cell.arm, cell.temperature), []).extend(kept)
+
+    def rows(self) -> list[Row]:
+        """All arms, temperatures and benches, the mean over benches last."""
+        rows = []
+        for temperature in self.experiment.temperatures:
+            sums = {
+                (bench, arm): totals(self.records[bench, arm, temperature]) for bench in self.benches for arm in self.experiment.arms
+            }
+            tau = {key: Statistic.ratio(s["accepted"], s["cycles"]) for key, s in sums.items()}
+            speed = {key: Statistic.ratio(s["tokens"], s["seconds"]) for key, s in sums.items()}
+            first = next(arm for arm in self.experiment.arms if arm.sampling != "none")
+            plain = next((arm for arm in self.experiment.arms if arm.sampling == "none"), None)
+            for arm in self.experiment.arms:
+                paper = PAPER.get((self.name, self.label, arm.name))
+                for bench in [*self.benches, MEAN]:
+                    here = self.benches if bench == MEAN else [bench]
+                    drafting = arm.sampling != "none"
+                    own = Statistic.mean({b: tau[b, arm] for b in here}) if drafting else None
+                    gain = own.minus(Statistic.mean({b: tau[b, first] for b in here})) if drafting and arm != first else None
+                    faster = None
+                    if plain and arm != plain:
+                        faster = Statistic.mean({b: speed[b, arm].log().minus(speed[b, plain].log()) for b in here})
+                    records = [record for b in here for record in self.records[b, arm, temperature]]
+                    rows.append(Row(
+                        arm=arm.name, temperature=temperature, bench=bench,
+                        questions=len({(record["run"]["bench_name"], record["question_id"]) for record in records}),
+                        seeds=len(set.union(*(self.seeds[b] for b in here))),
+                        cycles=int(sum(sum(sums[b, arm]["cycles"].values()) for b in here)),
+                        tau=own and own.estimate(), difference=gain and gain.estimate(), p_value=gain and gain.p_value(),
+                        tokens_per_sec=speed[bench, arm].estimate() if bench != MEAN else None,
+                        speedup=exponential(faster),
+                        draft_ms=1000 * phase_seconds(records).get("draft", 0) if drafting else None,
+                        paper=paper and (paper[6] if bench == MEAN else paper[list(BENCH_LABELS).index(bench)]),
+                        paper_speedup=paper[7] if paper and bench == MEAN else None,
+                    ))  # fmt: skip
+        return rows
+
+
+def show(estimate: Estimate | None, sign: bool = False) -> str:
+    """``2.13 ± 0.05``."""
+    if estimate is None:
+        return ""
+    value = f"{estimate.value:+.2f}" if sign else f"{estimate.value:.2f}"
+    return value if estimate.low is None else f"{value} ± {(estimate.high - estimate.low) / 2:.2f}"
+
+
+def markdown(rows: list[Row], experiment: Experiment) -> str:
+    """tau by arm and bench, then the differences to the first drafting arm."""
+    benches = list(dict.fromkeys(row.bench for row in rows))
+    labels = [BENCH_LABELS.get(bench, bench) for bench in benches]
+    lines = [f"| arm | T | {' | '.join(labels)} | speedup | draft ms |", "| --- " * (len(benches) + 4) + "|"]
+    differences = []
+    for arm, temperature in dict.fromkeys((row.arm, row.temperature) for row in rows):
+        here = {row.bench: row for row in rows if (row.arm, row.temperature) == (arm, temperature)}
+        mean = here[MEAN]
+        draft = "" if mean.draft_ms is None else f"{mean.draft_ms:.1f}"
+        taus = " | ".join(show(here[bench].tau) for bench in benches)
+        lines.append(f"| {arm} | {temperature:g} | {taus} | {show(mean.speedup)} | {draft} |")
+        if any(row.paper for row in here.values()):
+            values = " | ".join("" if here[b].paper is None else f"{here[b].paper:.2f}" for b in benches)
+            lines.append(f"| {arm}, paper | {temperature:g} | {values} | {mean.paper_speedup or ''} | |")
+        if mean.difference:
+            gains = " | ".join(f"{show(here[b].difference, True)} (p {here[b].p_value:.2g})" for b in benches)
+            differences.append(f"| {arm} | {temperature:g} | {gains} | | |")
+    first = next(arm.name for arm in experiment.arms if arm.sampling != "none")
+    lines += [f"| **minus {first}** | {'| ' * (len(benches) + 3)}|", *differences]
+    counts = f"{rows[-1].questions} questions, {rows[-1].seeds} seed(s)"
+    return f"# {experiment.title}\n\n" + "\n".join(lines) + f"\n\n± half of the 95 % interval, clustered by question; {counts}.\n"
+
+
+def as_csv(rows: list[Row]) -> str:
+    """One line a row; an estimate takes three columns."""
+    text = io.StringIO()
+    flat = []
+    for row in rows:
+        line = {}
+        for name, value in vars(row).items():
+            if name in ("tau", "difference", "tokens_per_sec", "speedup"):
+                parts = (value.value, value.low, value.high) if value else (None,) * 3
+                line |= dict(zip((name, f"{name}_low", f"{name}_high"), parts))
+            else:
+                line[name] = value
+        flat.append(line)
+    writer = csv.DictWriter(text, flat[0])
+    writer.writeheader()
+    writer.writerows(flat)
+    return text.getvalue()
+
+
+def draw(rows: list[Row], experiment: Experiment, pictures: list[Path]) -> None:
+    """tau against m (one temperature) or against temperature, one panel a bench."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    benches = [bench for bench in dict.fromkeys(row.bench for row in rows) if bench != MEAN]
+    figure, axes = pyplot.subplots(1, len(benches), figsize=(3.6 * len(benches), 3.4), sharey=False, layout="constrained", squeeze=False)
+    for axis, bench in zip(axes[0], benches):
+        here = [row for row in rows if row.bench == bench and row.tau]
+        if len(experiment.temperatures) > 1:
+            for arm in dict.fromkeys(row.arm for row in here):
+                points = [row for row in here if row.arm == arm]
+                errors = [0 if p.tau.low is None else p.tau.high - p.tau.value for p in points]
+                axis.errorbar([p.temperature for p in points], [p.tau.value for p in points], errors, marker="o", capsize=3, label=arm)
+            axis.set_xlabel("temperature")
+        else:
+            sampled = [row for row in here if row.arm.startswith("rheo")]
+            errors = [0 if p.tau.low is None else p.tau.high - p.tau.value for p in sampled]
+            axis.errorbar([int(p.arm[len("rheo-m")]) for p in sampled], [p.tau.value for p in sampled], errors, marker="o", capsize=3, label="rheo")
+            top = next(row for row in here if row.arm == "topk")
+            axis.axhline(top.tau.value, color="gray", linestyle="--", label="topk")
+            if top.tau.low is not None:
+                axis.axhspan(top.tau.low, top.tau.high, color="gray", alpha=0.15)
+            axis.set_xlabel("m")
+            axis.set_xticks([int(p.arm[len("rheo-m")]) for p in sampled])
+        axis.set_title(BENCH_LABELS[bench])
+        axis.grid(alpha=0.3)
+    axes[0][0].set_ylabel("tau")
+    axes[0][0].legend()
+    for picture in pictures:
+        with replacing(picture) as scratch:
+            figure.savefig(scratch, dpi=160)
+    pyplot.close(figure)
+
+
+def run(args: argparse.Namespace) -> None:
+    """Write and print the table."""
+    folder = settings_folder(args.results, args.name, args.pair, args.max_new_token)
+    results = Results(args.name, args.pair, folder)
+    rows = results.rows()
+    text = markdown(rows, results.experiment)
+    output = args.output or folder
+    replace_text(output / f"{args.name}.md", text)
+    replace_text(output / f"{args.name}.csv", as_csv(rows))
+    replace_text(output / f"{args.name}.json", json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    if args.name.startswith("figure"):
+        draw(rows, results.experiment, [output / f"{args.name}.{kind}" for kind in ("png", "svg")])
+    print(text)
+    print(f"The same as CSV, JSON and, for figures, pictures: {output}")
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point; bad input ends with one line, not a traceback."""
+    parser = argparse.ArgumentParser(prog="python -m evaluation.tables", description=__doc__.split("\n")[0],
+                                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)  # fmt: skip
+    parser.add_argument("name", choices=EXPERIMENTS)
+    parser.add_argument("--pair", default="llama31-8b", choices=PAIRS)
+    parser.add_argument("--max-new-token", type=int, default=1024)
+    parser.add_argument("--results", type=Path, default=Path("results"))
+    parser.add_argument("--output", type=Path, help="folder; default: beside the answers")
+    args = parser.parse_args(argv)
+    try:
+        run(args)
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()
