@@ -1,9 +1,10 @@
 """Run one of the paper's experiments: ``python -m evaluation.experiment table2 --pair demo``.
 
-Answers lie under ``<results>/<experiment>/<pair>/<settings>/<bench>/<cell>/``, a cell being an arm, a temperature and a seed; each
+Answers lie under ``<results>/<experiment>/<pair>/cap<tokens>/<bench>/<cell>/``, a cell being an arm, a temperature and a seed; each
 process has a file of its own there. So a killed run goes on where it stopped, several processes (``accelerate launch``) or machines
 (``--part K/N`` on one shared folder) divide the questions, and what lies in a folder is always of one kind. All cells answer a question
-before the next one is begun, in an order that rotates, so that a slow phase of the machine meets all arms alike.
+before the next one is begun, in an order that rotates, so that a slow phase of the machine meets all arms alike. In the end the
+table or figure is written (``evaluation.tables``).
 """
 
 import argparse
@@ -17,24 +18,11 @@ from tqdm import tqdm
 
 from eagle.model.decoding import NonFiniteLogits
 from eagle.model.ea_model import EaModel
-from evaluation.answers import Request, answer, answer_turn, append, read_answers, resume, run_block
-from evaluation.grids import BENCHES, EXPERIMENTS, PAIRS, Cell
+from evaluation.answers import Request, answer, answer_turn, append, resume, run_block
+from evaluation.grids import BENCHES, EXPERIMENTS, PAIRS, Cell, settings_folder
 from evaluation.prompts import check_template
 from evaluation.questions import Question, load_questions, question_file
-
-
-def settings_folder(results: Path, name: str, pair: str, max_new_token: int) -> Path:
-    """Where the answers of an experiment lie; what changes all its answers is in the name."""
-    return results / name / pair / f"cap{max_new_token}"
-
-
-def cell_folder(folder: Path, cell: Cell) -> Path:
-    return folder / cell.bench / cell.name
-
-
-def cell_answers(folder: Path, cell: Cell) -> list[dict]:
-    """All records of a cell, in the order of their questions in the file; processes and machines do not show."""
-    return read_answers(sorted(cell_folder(folder, cell).glob("*.jsonl")))
+from evaluation.tables import write
 
 
 class Runner:
@@ -47,10 +35,11 @@ class Runner:
     def __init__(self, name: str, pair: str, folder: Path, max_new_token: int, part: tuple[int, int]):
         self.experiment, self.pair, self.folder, self.part = EXPERIMENTS[name], PAIRS[pair], folder, part
         self.max_new_token = max_new_token
-        total_token, depth, top_k = self.experiment.tree
+        state = PartialState()
         self.model = EaModel.from_pretrained(
-            self.pair.base_model_path, self.pair.ea_model_path, total_token, depth, top_k, dtype=self.pair.dtype
-        )
+            self.pair.base_model_path, self.pair.ea_model_path, *self.experiment.tree, dtype=self.pair.dtype,
+            device_map="auto" if state.num_processes == 1 else {"": state.device},
+        )  # fmt: skip
         check_template(self.pair.template, self.model.tokenizer)
 
     def request(self, cell: Cell) -> Request:
@@ -66,7 +55,7 @@ class Runner:
         for cell in cells:
             request = self.request(cell)
             run = run_block(self.model, request, {"base_model_path": self.pair.base_model_path, "ea_model_path": self.pair.ea_model_path})
-            for path in cell_folder(self.folder, cell).glob("*.jsonl"):
+            for path in cell.folder(self.folder).glob("*.jsonl"):
                 done.setdefault(cell, set()).update(record["question_id"] for record in resume(path, request, run))
             jobs.append((cell, request, run))
         pending = []
@@ -82,8 +71,9 @@ class Runner:
         answer_turn(self.model, replace(request, options=replace(request.options, max_new_tokens=8)), [first.turns[0]], [], seed=0)
         with tqdm(pending, unit="answer", desc=f"{self.pair.label} {k + 1}/{n}") as bar:
             for question, (cell, request, run) in bar:
-                bar.set_postfix_str(f"{cell.bench} {cell.name}")
-                append(cell_folder(self.folder, cell) / f"{k}-of-{n}.jsonl", answer(self.model, request, question, run))
+                place = cell.folder(self.folder)
+                bar.set_postfix_str(f"{cell.bench} {place.name}")
+                append(place / f"{k + 1}-of-{n}.jsonl", answer(self.model, request, question, run))
         return len(pending)
 
 
@@ -132,6 +122,10 @@ def run(args: argparse.Namespace) -> None:
     start = time.perf_counter()
     made = Runner(args.name, args.pair, folder, args.max_new_token, part).run(cells, questions)
     print(f"{made} answers made in {time.perf_counter() - start:.0f} s, the others were there", flush=True)
+    if part == (0, 1):
+        write(args.name, args.pair, folder, folder)
+    else:
+        print(f"when all parts are done: python -m evaluation.tables {args.name} --pair {args.pair} --max-new-token {args.max_new_token}")
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import dataclass
+from pathlib import Path
 
 BENCHES = ("alpaca", "gsm8k", "humaneval", "mt_bench", "qa", "sum")
 BENCH_LABELS = dict(zip(BENCHES, ("Alpaca", "Math", "Code", "MT", "QA", "Sum")))
@@ -63,9 +64,9 @@ class Cell:
     temperature: float
     seed: int
 
-    @property
-    def name(self) -> str:
-        return f"{self.arm.name}-T{self.temperature:g}-seed{self.seed}"
+    def folder(self, root: Path) -> Path:
+        """Where its answers lie below the folder of an experiment."""
+        return root / self.bench / f"{self.arm.name}-T{self.temperature:g}-seed{self.seed}"
 
 
 @dataclass(frozen=True)
@@ -86,9 +87,14 @@ class Experiment:
     seeds: int = 1
 
     def cells(self, benches: tuple[str, ...], seeds: range) -> list[Cell]:
-        """All runs on some of the benches; m = 0 and plain decoding at temperature 0 stay in."""
+        """All runs on some of the benches."""
         grid = itertools.product(benches, self.temperatures, seeds, self.arms)
         return [Cell(bench, arm, temperature, seed) for bench, temperature, seed, arm in grid]
+
+
+def settings_folder(results: Path, name: str, pair: str, max_new_token: int) -> Path:
+    """Where the answers of an experiment lie; what changes all of them is in the name."""
+    return results / name / pair / f"cap{max_new_token}"
 
 
 EXPERIMENTS = {

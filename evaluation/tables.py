@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from eagle.files import replace_text, replacing
-from evaluation.experiment import cell_answers, settings_folder
-from evaluation.grids import BENCH_LABELS, EXPERIMENTS, PAIRS, PAPER, Arm, Experiment
+from evaluation.answers import read_answers
+from evaluation.grids import BENCH_LABELS, EXPERIMENTS, PAIRS, PAPER, Arm, Experiment, settings_folder
 from evaluation.report import phase_seconds, totals
 from evaluation.statistics import Estimate, Statistic
 
@@ -75,13 +75,16 @@ class Results:
         self.seeds: dict[str, set[int]] = {}
         for bench in self.benches:
             cells = self.experiment.cells((bench,), sorted(found[bench]))
-            answers = {cell: {record["question_id"]: record for record in cell_answers(folder, cell)} for cell in cells}
+            answers = {}
+            for cell in cells:  # processes and machines do not show: the order is that of the questions
+                records = read_answers(sorted(cell.folder(folder).glob("*.jsonl")))
+                answers[cell] = {record["question_id"]: record for record in records}
             common = set.intersection(*(set(a) for a in answers.values()))
             if not common:
                 raise ValueError(f"no question of {bench} is answered by every arm yet; give python -m evaluation.experiment {name} again")
             self.seeds[bench] = found[bench]
             for cell in cells:
-                kept = [record for question, record in answers[cell].items() if question in common]
+                kept = [answers[cell][question] for question in sorted(common, key=str)]
                 self.records.setdefault((bench, cell.arm, cell.temperature), []).extend(kept)
 
     def rows(self) -> list[Row]:
@@ -209,18 +212,16 @@ def draw(rows: list[Row], experiment: Experiment, pictures: list[Path]) -> None:
     pyplot.close(figure)
 
 
-def run(args: argparse.Namespace) -> None:
-    """Write and print the table."""
-    folder = settings_folder(args.results, args.name, args.pair, args.max_new_token)
-    results = Results(args.name, args.pair, folder)
+def write(name: str, pair: str, folder: Path, output: Path) -> None:
+    """Write the table or figure of the answers in ``folder`` to ``output``, and print it."""
+    results = Results(name, pair, folder)
     rows = results.rows()
     text = markdown(rows, results.experiment)
-    output = args.output or folder
-    replace_text(output / f"{args.name}.md", text)
-    replace_text(output / f"{args.name}.csv", as_csv(rows))
-    replace_text(output / f"{args.name}.json", json.dumps([asdict(row) for row in rows], indent=1) + "\n")
-    if args.name.startswith("figure"):
-        draw(rows, results.experiment, [output / f"{args.name}.{kind}" for kind in ("png", "svg")])
+    replace_text(output / f"{name}.md", text)
+    replace_text(output / f"{name}.csv", as_csv(rows))
+    replace_text(output / f"{name}.json", json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    if name.startswith("figure"):
+        draw(rows, results.experiment, [output / f"{name}.{kind}" for kind in ("png", "svg")])
     print(text)
     print(f"The same as CSV, JSON and, for figures, pictures: {output}")
 
@@ -236,7 +237,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, help="folder; default: beside the answers")
     args = parser.parse_args(argv)
     try:
-        run(args)
+        folder = settings_folder(args.results, args.name, args.pair, args.max_new_token)
+        write(args.name, args.pair, folder, args.output or folder)
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")
 

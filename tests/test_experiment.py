@@ -1,0 +1,164 @@
+"""The paper's experiments on a tiny pair: cells, parts, resuming, tables and figures."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+from scipy import stats
+from tiny import head_json, save_head, tiny_head, tiny_target, tiny_tokenizer
+
+from evaluation import experiment, grids, tables
+from evaluation.answers import read_answers
+from evaluation.statistics import Statistic
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pair")
+    target = tiny_target()
+    target.save_pretrained(folder / "target")
+    tiny_tokenizer().save_pretrained(folder / "target")
+    save_head(tiny_head(target, 24), folder / "head", head_json(target, 24))
+    for bench in grids.BENCHES:
+        place = folder / "home/rheosampling" / bench
+        place.mkdir(parents=True)
+        questions = [{"question_id": i, "category": bench, "turns": [f"w{i} w{len(bench)}"]} for i in range(5)]
+        (place / "question.jsonl").write_text("\n".join(map(json.dumps, questions)))
+    return folder
+
+
+@pytest.fixture
+def run(pair, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_DATA_HOME", str(pair / "home"))
+    monkeypatch.setitem(grids.PAIRS, "demo", grids.Pair("demo", str(pair / "target"), str(pair / "head"), "auto", "fp32"))
+
+    def run(name, more="", results=tmp_path / "results"):
+        experiment.main(f"{name} --pair demo --limit 3 --max-new-token 6 --results {results} {more}".split())
+        return results / name / "demo/cap6"
+
+    return run
+
+
+def without_times(records):
+    return [
+        {
+            "question_id": r["question_id"],
+            "choices": [{k: v for k, v in c.items() if k not in ("wall_time", "seconds")} for c in r["choices"]],
+        }
+        for r in records
+    ]
+
+
+def test_table2_has_every_cell_and_its_numbers_are_those_of_the_answers(run, capsys):
+    folder = run("table2", "--seeds 2")
+    cells = [path for path in folder.glob("*/*") if path.is_dir()]
+    assert len(cells) == 6 * 3 * 2
+    out = capsys.readouterr().out
+    assert "36 cells, 108 answers" in out and "| topk | 1 |" in out and "minus topk" in out
+    rows = {(row["arm"], row["bench"]): row for row in csv.DictReader((folder / "table2.csv").open())}
+    assert len(rows) == 3 * 7
+    lengths = [
+        n
+        for seed in (0, 1)
+        for record in read_answers([folder / f"qa/rheo-m1-T1-seed{seed}/1-of-1.jsonl"])
+        for n in record["choices"][0]["accept_lengths"][0]
+    ]
+    row = rows["rheo-m1", "qa"]
+    assert float(row["tau"]) == pytest.approx(sum(lengths) / len(lengths)) and int(row["cycles"]) == len(lengths)
+    taus = [float(rows["rheo-m1", bench]["tau"]) for bench in grids.BENCHES]
+    assert float(rows["rheo-m1", "mean"]["tau"]) == pytest.approx(sum(taus) / 6)
+    gains = [float(rows["rheo-m1", b]["tau"]) - float(rows["topk", b]["tau"]) for b in grids.BENCHES]
+    assert float(rows["rheo-m1", "mean"]["difference"]) == pytest.approx(sum(gains) / 6)
+    assert rows["none", "qa"]["tau"] == "" and rows["topk", "mean"]["difference"] == ""
+
+
+def test_parts_together_are_the_whole_and_a_resumed_run_repeats_nothing(run, tmp_path, monkeypatch, capsys):
+    whole = run("table3", "--bench-name qa sum --seeds 1")
+    made = []
+    original = experiment.answer
+    monkeypatch.setattr(experiment, "answer", lambda *args: made.append(1) or original(*args))
+    for part in ("1/2", "2/2", "2/2"):
+        parts = run("table3", f"--bench-name qa sum --seeds 1 --part {part}", tmp_path / "parts")
+    assert len(made) == 2 * 3 * 3
+    assert "0 answers made" in capsys.readouterr().out
+    tables.main(f"table3 --pair demo --max-new-token 6 --results {tmp_path / 'parts'}".split())
+    for bench in ("qa", "sum"):
+        for cell in ("topk-T1-seed0", "rheo-m1-rrsw-T1-seed0", "rheo-m1-T1-seed0"):
+            one = read_answers((whole / bench / cell).glob("*.jsonl"))
+            two = sorted(read_answers((parts / bench / cell).glob("*.jsonl")), key=lambda r: r["question_id"])
+            assert without_times(one) == without_times(two)
+    first, second = (list(csv.DictReader((f / "table3.csv").open())) for f in (whole, parts))
+    assert [r["tau"] for r in first] == [r["tau"] for r in second]
+
+
+def test_processes_of_one_launch_divide_the_questions(run, pair, tmp_path):
+    whole = run("table3", "--bench-name qa --seeds 1")
+    command = f"""
+from evaluation import experiment, grids
+grids.PAIRS["demo"] = grids.Pair("demo", {str(pair / "target")!r}, {str(pair / "head")!r}, "auto", "fp32")
+experiment.main("table3 --pair demo --limit 3 --max-new-token 6 --bench-name qa --seeds 1 --results {tmp_path / 'launched'}".split())
+"""
+    (tmp_path / "launched.py").write_text(command)
+    environment = os.environ | {"ACCELERATE_USE_CPU": "true", "OMP_NUM_THREADS": "1"}
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(tmp_path / "launched.py")]
+    done = subprocess.run(launch, capture_output=True, text=True, timeout=300, env=environment)
+    assert done.returncode == 0, done.stderr[-2000:]
+    cell = "qa/rheo-m1-T1-seed0"
+    files = sorted(path.name for path in (tmp_path / "launched/table3/demo/cap6" / cell).iterdir())
+    assert files == ["1-of-2.jsonl", "2-of-2.jsonl"]
+    two = read_answers((tmp_path / "launched/table3/demo/cap6" / cell).glob("*.jsonl"))
+    assert without_times(read_answers((whole / cell).glob("*.jsonl"))) == without_times(sorted(two, key=lambda r: r["question_id"]))
+
+
+def test_a_cut_off_run_goes_on_and_cells_meet_each_question_together(run, monkeypatch):
+    order = []
+    original = experiment.answer
+
+    def dies(model, request, question, block):
+        if len(order) == 7:
+            raise KeyboardInterrupt
+        order.append((request.bench_name, question.question_id))
+        return original(model, request, question, block)
+
+    monkeypatch.setattr(experiment, "answer", dies)
+    with pytest.raises(KeyboardInterrupt):
+        run("table3", "--bench-name qa --seeds 1")
+    assert order == [("qa", 0)] * 3 + [("qa", 1)] * 3 + [("qa", 2)]
+    monkeypatch.setattr(experiment, "answer", original)
+    folder = run("table3", "--bench-name qa --seeds 1")
+    assert all(len(read_answers(cell.glob("*.jsonl"))) == 3 for cell in (folder / "qa").iterdir())
+
+
+@pytest.mark.parametrize("name", ["figure3", "figure4"])
+def test_figures_are_drawn(run, name):
+    folder = run(name, "--bench-name mt_bench --limit 2")
+    assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG") and "<svg" in (folder / f"{name}.svg").read_text()
+    rows = list(csv.DictReader((folder / f"{name}.csv").open()))
+    assert len({(r["arm"], r["temperature"]) for r in rows}) == (6 if name == "figure3" else 15)
+
+
+def test_what_is_missing_is_said(run, tmp_path):
+    with pytest.raises(SystemExit, match="--part is '3/2'"):
+        run("table3", "--part 3/2")
+    with pytest.raises(SystemExit, match="--limit is 0"):
+        run("table3", "--limit 0")
+    with pytest.raises(SystemExit, match="holds no answers; python -m evaluation.experiment table5 makes them"):
+        tables.main(f"table5 --pair demo --results {tmp_path}".split())
+
+
+def test_a_mean_of_benches_and_a_paired_difference_have_their_literal_errors():
+    a, b = {1: 4.0, 2: 9.0, 3: 2.0}, {1: 2.0, 2: 3.0, 3: 2.0}
+    c, d = {1: 3.0, 2: 9.0, 3: 1.0}, {1: 2.0, 2: 4.0, 3: 1.0}
+    first, second = Statistic.ratio(a, b), Statistic.ratio(c, d)
+    difference = first.minus(second)
+    r, s = 15 / 7, 13 / 7
+    u = [(a[k] - r * b[k]) / 7 - (c[k] - s * d[k]) / 7 for k in a]
+    assert difference.value == pytest.approx(r - s)
+    assert difference.error == pytest.approx((3 / 2 * sum(x * x for x in u)) ** 0.5)
+    mean = Statistic.mean({"x": first, "y": second})
+    assert mean.value == pytest.approx((r + s) / 2) and len(mean.influence) == 6
+    assert first.minus(first).p_value() == 1.0 and Statistic(1.0, {1: 0.0, 2: 0.0}).p_value() == 0.0
+    assert difference.p_value() == pytest.approx(2 * stats.t.sf((r - s) / difference.error, 2))
