@@ -13,6 +13,7 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
+import torch
 from accelerate import PartialState
 from tqdm import tqdm
 
@@ -35,7 +36,7 @@ class Runner:
     def __init__(self, name: str, pair: str, folder: Path, max_new_token: int, part: tuple[int, int]):
         self.experiment, self.pair, self.folder, self.part = EXPERIMENTS[name], PAIRS[pair], folder, part
         self.max_new_token = max_new_token
-        state = PartialState()
+        state = processes()
         self.model = EaModel.from_pretrained(
             self.pair.base_model_path, self.pair.ea_model_path, *self.experiment.tree, dtype=self.pair.dtype,
             device_map="auto" if state.num_processes == 1 else {"": state.device},
@@ -77,10 +78,15 @@ class Runner:
         return len(pending)
 
 
+def processes() -> PartialState:
+    """Which of how many processes this one is, and its device."""
+    return PartialState(cpu=not torch.cuda.is_available())
+
+
 def parse_part(text: str | None) -> tuple[int, int]:
     """``K/N`` counted from 1; by default what ``accelerate launch`` says, else 1/1."""
     if text is None:
-        state = PartialState()
+        state = processes()
         return state.process_index, state.num_processes
     k, slash, n = text.partition("/")
     if not (slash and k.isdecimal() and n.isdecimal() and 1 <= int(k) <= int(n)):
