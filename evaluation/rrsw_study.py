@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from eagle.model.draft import causal
+from eagle.model.acceptance import paired_logits
 from eagle.model.ea_model import EaModel
 from evaluation.prompts import build_prompt
 from evaluation.questions import load_questions, question_file
@@ -53,26 +53,11 @@ def demo_nodes(questions: int, tokens: int, support: int = 128) -> Iterator[tupl
     for question in tqdm(load_questions(question_file("demo"), None, questions), unit="question", desc="demo pair"):
         prompt = build_prompt("auto", model.tokenizer, [question.turns[0]], [])
         text = model.naivegenerate(prompt, temperature=1.0, max_new_tokens=tokens, seed=question.question_id)
-        target, draft = paired_logits(model, text[0])
+        target, draft = paired_logits(model.target, model.draft, text[0])
         start = prompt.shape[1] - 1
         p = target[start:].double().softmax(-1)
         values, places = draft[start - 1 :].double().topk(support)
         yield p, torch.zeros_like(p).scatter_(1, ids[places], values.softmax(-1))
-
-
-@torch.inference_mode()
-def paired_logits(model: EaModel, text: Tensor) -> tuple[Tensor, Tensor]:
-    """Logits of target ``[L, V]`` and head ``[L - 1, draft V]`` along a text ``[L]``.
-
-    Row t of the target and row t - 1 of the head are about the same token, t + 1.
-    """
-    length = text.numel()
-    cache = model.target.new_cache(length)
-    before = torch.ones(length, length, dtype=torch.bool).tril()
-    output = model.target.tree_forward(text, torch.arange(length), before, cache, model.draft.taps)
-    features = model.draft.fuse(output.features[:-1].to(model.draft.fc.weight.dtype))
-    hidden = model.draft(text[None, 1:], features[None], torch.arange(length - 1)[None], causal, model.target.embedding)
-    return output.logits, model.draft.logits(hidden[0])
 
 
 class Tally:

@@ -124,12 +124,12 @@ class Results:
         return rows
 
 
-def show(estimate: Estimate | None, sign: bool = False) -> str:
+def show(estimate: Estimate | None, sign: bool = False, digits: int = 2) -> str:
     """``2.13 ± 0.05``."""
     if estimate is None:
         return ""
-    value = f"{estimate.value:+.2f}" if sign else f"{estimate.value:.2f}"
-    return value if estimate.low is None else f"{value} ± {(estimate.high - estimate.low) / 2:.2f}"
+    value = f"{estimate.value:{'+' if sign else ''}.{digits}f}"
+    return value if estimate.low is None else f"{value} ± {(estimate.high - estimate.low) / 2:.{digits}f}"
 
 
 def markdown(rows: list[Row], experiment: Experiment) -> str:

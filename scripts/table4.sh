@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Table 4 of the paper; arguments go to evaluation.experiment, for example: --pair demo --limit 20 --max-new-token 128
+# Table 4 of the paper: acceptance of one level, counted and in closed form; arguments go to evaluation.one_level, for example: --pair demo
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bash scripts/install.sh
 set -x
-.venv/bin/python -m evaluation.experiment table4 "$@"
+.venv/bin/python -m evaluation.one_level "$@"

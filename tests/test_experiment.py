@@ -7,11 +7,13 @@ import subprocess
 import sys
 
 import pytest
+import torch
 from scipy import stats
-from tiny import head_json, save_head, tiny_head, tiny_target, tiny_tokenizer
+from tiny import head_json, save_head, tiny_head, tiny_pair, tiny_target, tiny_tokenizer
 
-from evaluation import experiment, grids, tables
+from evaluation import experiment, grids, one_level, tables
 from evaluation.answers import read_answers
+from evaluation.questions import Question
 from evaluation.statistics import Statistic
 
 
@@ -162,3 +164,28 @@ def test_a_mean_of_benches_and_a_paired_difference_have_their_literal_errors():
     assert mean.value == pytest.approx((r + s) / 2) and len(mean.influence) == 6
     assert first.minus(first).p_value() == 1.0 and Statistic(1.0, {1: 0.0, 2: 0.0}).p_value() == 0.0
     assert difference.p_value() == pytest.approx(2 * stats.t.sf((r - s) / difference.error, 2))
+
+
+def test_one_level_counts_what_the_closed_forms_predict(monkeypatch):
+    """Table 4 on a tiny pair: counted and predicted acceptance agree for every arm (4 standard errors of 3,000 contexts)."""
+    model = tiny_pair(vocab=12, total_token=4, depth=0, top_k=3)
+
+    def text(model, question, template, law, tokens, seed):
+        return model.naivegenerate(torch.tensor([[3, 1]]), **law, max_new_tokens=tokens, seed=question.question_id)[0], 2
+
+    monkeypatch.setattr(one_level, "continuation", text)
+    questions = [Question(i, "c", ("?",)) for i in range(15)]
+    table = one_level.summarise(list(one_level.measure(model, questions, "auto", 1.0, 202, 0)))
+    assert [row["arm"] for row in table] == ["topk", "rheo-m1-rrsw", "rheo-m1"]
+    for row in table:
+        predicted, n = row["predicted"].value, row["contexts"]
+        assert n >= 3000 and abs(row["difference"].value) < 4 * (predicted * (1 - predicted) / n) ** 0.5, row
+    by_arm = {row["arm"]: row["predicted"].value for row in table}
+    assert by_arm["topk"] + 0.05 < by_arm["rheo-m1-rrsw"] < by_arm["rheo-m1"]
+
+
+def test_the_one_level_table_is_written(run, tmp_path, capsys):
+    one_level.main(f"--pair demo --bench-name qa --limit 2 --max-new-token 20 --results {tmp_path}".split())
+    content = json.loads((tmp_path / "table4/demo/one_level.json").read_text())
+    assert len(content["rows"]) == 6 and content["table"][0]["arm"] == "topk"
+    assert "| rheo-m1 |" in capsys.readouterr().out and (tmp_path / "table4/demo/one_level.md").exists()

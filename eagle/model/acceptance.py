@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from eagle.model.decoding import DecodingOptions
-from eagle.model.draft import DraftModel, DraftState
+from eagle.model.draft import DraftModel, DraftState, causal
 from eagle.model.law import TargetLaw
 from eagle.model.target import TargetModel
 from rheo.acceptance import reach_probabilities
@@ -34,6 +34,20 @@ class Context:
     @property
     def tau(self) -> float:
         return self.reach.sum().item()
+
+
+@torch.inference_mode()
+def paired_logits(target: TargetModel, draft: DraftModel, text: Tensor) -> tuple[Tensor, Tensor]:
+    """Logits of target ``[L, V]`` and head ``[L - 1, draft V]`` along a text ``[L]``.
+
+    Row t of the target and row t - 1 of the head are about the same token, t + 1.
+    """
+    text = text.to(target.device)
+    rows = torch.arange(text.numel(), device=text.device)
+    output = target.tree_forward(text, rows, rows <= rows[:, None], target.new_cache(text.numel()), draft.taps)
+    features = draft.fuse(output.features[:-1].to(draft.fc.weight.dtype))
+    hidden = draft(text[None, 1:], features[None], rows[None, :-1], causal, target.embedding)
+    return output.logits, draft.logits(hidden[0])
 
 
 @torch.inference_mode()
