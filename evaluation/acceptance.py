@@ -22,8 +22,9 @@ from eagle.model.decoding import DecodingOptions
 from eagle.model.demo import DEMO_NAME, demo_head_path
 from eagle.model.draft import load_draft
 from eagle.model.ea_model import EaModel
-from evaluation import flags
+from evaluation import calibration, flags
 from evaluation.answers import commit, device_name, turn_seed
+from evaluation.calibration import Calibration
 from evaluation.prompts import build_prompt, check_template
 from evaluation.questions import Question, load_questions, question_file
 from evaluation.statistics import Estimate, Statistic
@@ -53,9 +54,14 @@ def continuation(model: EaModel, question: Question, template: str, law: dict, t
 
 
 def measure(
-    model: EaModel, heads: list[str], questions: list[Question], arms: dict[str, DecodingOptions], args: argparse.Namespace
+    model: EaModel,
+    heads: list[str],
+    questions: list[Question],
+    arms: dict[str, DecodingOptions],
+    args: argparse.Namespace,
+    calibrations: dict[tuple[str, str], Calibration],
 ) -> Iterator[dict]:
-    """One row per question, context, head, arm and draw."""
+    """One row per question, context, head, arm and draw; every tree is also taken into ``calibrations`` by (head, arm)."""
     target = model.target
     shape = target.hidden_size, target.vocab_size, len(target.layers)
     drafts = {path: load_draft(path, *shape).to(target.device, target.dtype) for path in heads}
@@ -69,6 +75,7 @@ def measure(
         for path, draft in drafts.items():
             for context in contexts(target, draft, text, places, options):
                 name, draw = names[context.arm]
+                calibrations.setdefault((path, name), Calibration()).add(context)
                 place = {"question_id": question.question_id, "place": context.place - start}
                 yield {**place, "head": path, "arm": name, "draw": draw, "tau": context.tau}
 
@@ -136,7 +143,8 @@ def build_parser() -> argparse.ArgumentParser:
     flags.add_law(parser)
     flags.add_tree(parser)
     flags.add_model(parser)
-    add("--output", type=Path, help="JSON file with settings, table and raw rows")
+    add("--output", type=Path, help="JSON file with settings, table, calibration and raw rows")
+    add("--plot", type=Path, help="picture (.png, .svg) of proxies against what was accepted")
     return parser
 
 
@@ -164,16 +172,23 @@ def run(args: argparse.Namespace) -> None:
         text: model.options(**flags.law(args), **arm, **(support if arm["sampling"] == "rheo" else {}))
         for text, arm in arms.items()
     }
-    rows = list(measure(model, heads, questions, options, args))
+    calibrations: dict[tuple[str, str], Calibration] = {}
+    rows = list(measure(model, heads, questions, options, args, calibrations))
     if not rows:
         raise ValueError(f"no context: the continuations of {len(questions)} questions are shorter than two tokens")
     summary = summarise(rows)
     print(render(summary))
+    by_name = {f"{Path(head).parent.name}/{Path(head).name} {arm}" if len(heads) > 1 else arm: c for (head, arm), c in calibrations.items()}
+    print("\nAccepted tokens a cycle by slot kind and level, and how often a visited parent's sampled slot is in the tree\n")
+    print(calibration.render(by_name))
     print(f"{len(questions)} questions, T = {args.temperature}, a context every {args.every} tokens; 95 %, clustered by question")
+    if args.plot is not None:
+        calibration.draw(by_name, [args.plot])
     if args.output is not None:
         settings = {k: v for k, v in vars(args).items() if k != "output"}
         settings |= {"commit": commit(), "device": device_name(model.target.device), "dtype": str(model.target.dtype)}
         content = {"settings": settings, "table": summary, "rows": rows}
+        content["calibration"] = [{"head": head, "arm": arm, **c.to_json()} for (head, arm), c in calibrations.items()]
         replace_text(args.output, json.dumps(content, default=lambda x: asdict(x) if isinstance(x, Estimate) else str(x)) + "\n")
 
 

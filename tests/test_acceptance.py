@@ -6,9 +6,9 @@ import pytest
 import torch
 from tiny import head_json, save_head, tiny_head, tiny_pair, tiny_target, tiny_tokenizer
 
-from eagle.model.acceptance import contexts
+from eagle.model.acceptance import Context, contexts
 from eagle.model.draft import DraftState
-from evaluation import acceptance
+from evaluation import acceptance, calibration
 from rheo import PoolOptions, build_tree
 from rheo.acceptance import reach_probabilities
 from rheo.draws import Draws
@@ -106,11 +106,16 @@ def test_the_command_pairs_arms_and_heads_on_the_same_contexts(pair_on_disk, cap
     acceptance.main(
         f"--base-model-path {pair_on_disk / 'target'} --ea-model-path {heads[0]} {heads[1]} --arms topk rheo:1 rheo:1:rrsw "
         f"--question-file {pair_on_disk / 'bench/question.jsonl'} --max-new-token 13 --every 4 --draws 2 "
-        f"--total-token 8 --depth 2 --top-k 3 --output {out}".split()
+        f"--total-token 8 --depth 2 --top-k 3 --output {out} --plot {pair_on_disk / 'calibration.svg'}".split()
     )
     content = json.loads(out.read_text())
     rows, table = content["rows"], content["table"]
     assert capsys.readouterr().out.count("| ") > 10
+    assert "<svg" in (pair_on_disk / "calibration.svg").read_text()
+    for entry in content["calibration"]:
+        tau = next(row["tau"]["value"] for row in table if (row["head"], row["arm"]) == (entry["head"], entry["arm"]))
+        assert 1 + sum(entry["accepted_by_kind"].values()) == pytest.approx(tau)
+        assert 1 + sum(entry["accepted_by_level"]) == pytest.approx(tau)
     by_cell = {}
     for row in rows:
         by_cell.setdefault((row["head"], row["arm"]), []).append(row)
@@ -140,3 +145,27 @@ def test_bad_settings_end_with_one_line(pair_on_disk):
         acceptance.main(f"{base} --every 0".split())
     with pytest.raises(SystemExit, match="--ea-model-path is missing"):
         acceptance.main(base.split())
+
+
+def test_a_perfectly_calibrated_top_k_lies_on_the_diagonal():
+    """A draft that is the target: at temperature 1 a Top-K slot is accepted with its own proxy."""
+    model = tiny_pair(total_token=9, depth=1, top_k=4)
+    chance = torch.Generator().manual_seed(0)
+    found = calibration.Calibration()
+    for _ in range(30):
+        logits = torch.randn(5, 32, generator=chance) * 2
+
+        def expand(tokens, ranks, level, logits=logits):
+            return logits[1 : 1 + tokens.numel()]
+
+        options = model.options(temperature=1.0)
+        tree = build_tree(torch.tensor(0), logits[0], expand, options.tree, Draws(chance))
+        # Level 1 only: the root's law is the draft's own.
+        reach = reach_probabilities(tree, lambda node, logits=logits: logits[0].softmax(-1))
+        reach = torch.where(tree.levels <= 1, reach, 0)
+        found.add(Context(0, 0, tree, reach))
+    tried = {place: cell for (kind, level, place), cell in found.tried.items() if level == 1}
+    assert len(tried) > 5
+    for weight, proxies, accepted in tried.values():
+        assert accepted / weight == pytest.approx(proxies / weight, abs=1e-5)
+    assert found.survived == 0 and sum(found.by_kind().values()) == pytest.approx(found.by_level()[0])

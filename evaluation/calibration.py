@@ -1,0 +1,124 @@
+"""Where acceptance comes from: slot kinds, levels, survival of the sampled slot, and proxies against what was accepted."""
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from eagle.files import replacing
+from eagle.model.acceptance import Context
+from rheo import FILL, KIND_NAMES, LEAD, SAMPLED
+
+BINS = 10  # of the proxy, each a tenth wide
+
+
+@dataclass
+class Calibration:
+    """Sums over the drawn trees of one arm, every node weighed by the probability that verification comes to its parent.
+
+    Attributes:
+        contexts: number of trees.
+        visits: by level, expected visits of its nodes; level 0 is the root, 1 a tree.
+        accepted: by (kind, level), expected acceptances.
+        tried: by (kind, level, bin of the proxy): [parents visited, their sum of proxies, acceptances].
+        pools, survived: expected visits of nodes whose pool had a sampled slot that competed, and of those where it is in the tree.
+    """
+
+    contexts: int = 0
+    visits: dict = field(default_factory=lambda: defaultdict(float))
+    accepted: dict = field(default_factory=lambda: defaultdict(float))
+    tried: dict = field(default_factory=lambda: defaultdict(lambda: [0.0, 0.0, 0.0]))
+    pools: float = 0.0
+    survived: float = 0.0
+
+    def add(self, context: Context) -> None:
+        """Take in one tree."""
+        tree, reach = context.tree, context.reach.tolist()
+        self.contexts += 1
+        self.visits[0] += 1
+        nodes = zip(tree.parents.tolist(), tree.levels.tolist(), tree.kinds.tolist(), tree.valid.tolist(), tree.log_scores.exp().tolist())
+        nodes = list(nodes)
+        with_sampled = {parent for parent, level, kind, valid, _ in nodes if valid and level and kind == SAMPLED}
+        expanded = {parent for parent, level, _, valid, _ in nodes if valid and level}
+        self.pools += sum(reach[node] for node in expanded)
+        self.survived += sum(reach[node] for node in with_sampled)
+        for node, (parent, level, kind, valid, score) in enumerate(nodes):
+            if not valid or level == 0:
+                continue
+            proxy = score / nodes[parent][4]
+            self.visits[level] += reach[node]
+            self.accepted[kind, level] += reach[node]
+            cell = self.tried[kind, level, min(int(proxy * BINS), BINS - 1)]
+            for i, value in enumerate((reach[parent], reach[parent] * proxy, reach[node])):
+                cell[i] += value
+
+    def by_kind(self) -> dict[str, float]:
+        """Expected acceptances a cycle, by slot kind."""
+        return {
+            KIND_NAMES[kind]: sum(v for (k, _), v in self.accepted.items() if k == kind) / self.contexts for kind in (LEAD, SAMPLED, FILL)
+        }
+
+    def by_level(self) -> list[float]:
+        """Probability that a cycle accepts a token at level 1, 2, ..."""
+        return [self.visits[level] / self.contexts for level in range(1, max(self.visits) + 1)]
+
+    def curve(self, kind: int) -> list[tuple[float, float, float]]:
+        """(mean proxy, share accepted, parents visited) by bin of the proxy."""
+        points = []
+        for place in range(BINS):
+            cells = [cell for (k, _, b), cell in self.tried.items() if (k, b) == (kind, place)]
+            weight, proxies, accepted = (sum(cell[i] for cell in cells) for i in range(3))
+            if weight:
+                points.append((proxies / weight, accepted / weight, weight))
+        return points
+
+    def to_json(self) -> dict:
+        """What the plot and the table show."""
+        return {
+            "contexts": self.contexts,
+            "accepted_by_kind": self.by_kind(),
+            "accepted_by_level": self.by_level(),
+            "sampled_slot_survives": self.survived / self.pools if self.pools else None,
+            "calibration": {KIND_NAMES[kind]: self.curve(kind) for kind in (LEAD, SAMPLED, FILL)},
+        }
+
+
+def render(calibrations: dict[str, Calibration]) -> str:
+    """A Markdown table: acceptances a cycle by kind and level, and how often a visited parent's sampled slot is in the tree."""
+    levels = max(len(c.by_level()) for c in calibrations.values())
+    lines = [f"| arm | lead | sampled | fill | sampled slot survives | {' | '.join(f'level {i + 1}' for i in range(levels))} |"]
+    lines.append("| --- " * (5 + levels) + "|")
+    for name, calibration in calibrations.items():
+        kinds = " | ".join(f"{value:.3f}" for value in calibration.by_kind().values())
+        survives = f"{100 * calibration.survived / calibration.pools:.0f} %" if calibration.survived else "-"
+        by_level = calibration.by_level()
+        shown = " | ".join(f"{by_level[i]:.3f}" if i < len(by_level) else "" for i in range(levels))
+        lines.append(f"| {name} | {kinds} | {survives} | {shown} |")
+    return "\n".join(lines)
+
+
+def draw(calibrations: dict[str, Calibration], pictures: Iterable[Path]) -> None:
+    """Share accepted against the proxy, one panel an arm; a slot on the diagonal is worth what its proxy says."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, len(calibrations), figsize=(3.8 * len(calibrations), 3.8), layout="constrained", squeeze=False)
+    for axis, (name, calibration) in zip(axes[0], calibrations.items()):
+        axis.plot([0, 1], [0, 1], color="gray", linestyle="--", linewidth=1)
+        for kind, marker in ((LEAD, "o"), (SAMPLED, "s"), (FILL, "^")):
+            points = calibration.curve(kind)
+            if points:
+                axis.plot([p[0] for p in points], [p[1] for p in points], marker=marker, label=KIND_NAMES[kind])
+        axis.set_title(name)
+        axis.set_xlabel("proxy")
+        axis.set_xlim(0, 1)
+        axis.set_ylim(0, 1)
+        axis.grid(alpha=0.3)
+        axis.legend()
+    axes[0][0].set_ylabel("share accepted where its parent is visited")
+    for picture in pictures:
+        with replacing(picture) as scratch:
+            figure.savefig(scratch, dpi=160)
+    pyplot.close(figure)
