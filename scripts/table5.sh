@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
-# Table 5 of the paper; arguments go to evaluation.experiment, for example: --pair demo --limit 20 --max-new-token 128
+# Table 5 of the paper: tau, drafting time and coverage by size of the support; arguments go to both programs, for example: --pair demo --limit 20
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bash scripts/install.sh
 set -x
 .venv/bin/python -m evaluation.experiment table5 "$@"
+.venv/bin/python -m evaluation.coverage "$@"

@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 from tiny import head_json, save_head, tiny_head, tiny_pair, tiny_target, tiny_tokenizer
 
-from evaluation import experiment, grids, one_level, tables
+from evaluation import coverage, experiment, grids, one_level, tables
 from evaluation.answers import read_answers
 from evaluation.questions import Question
 from evaluation.statistics import Statistic
@@ -189,3 +189,16 @@ def test_the_one_level_table_is_written(run, tmp_path, capsys):
     content = json.loads((tmp_path / "table4/demo/one_level.json").read_text())
     assert len(content["rows"]) == 6 and content["table"][0]["arm"] == "topk"
     assert "| rheo-m1 |" in capsys.readouterr().out and (tmp_path / "table4/demo/one_level.md").exists()
+
+
+def test_coverage_is_the_mass_of_the_support_over_all_nodes_with_a_pool(run, tmp_path, capsys, monkeypatch):
+    logits = torch.tensor([[0.0, 1.0, 2.0, 3.0]])
+    assert coverage.mass(logits, 2).item() == pytest.approx(logits.softmax(-1)[0, 2:].sum().item())
+    assert coverage.mass(logits, 9).item() == pytest.approx(1)
+    monkeypatch.setattr(coverage, "SUPPORTS", (4, 24))
+    monkeypatch.setattr(coverage, "PAPER", {4: 0.5, 24: 1.0})
+    coverage.main(f"--pair demo --bench-name qa --limit 2 --max-new-token 20 --results {tmp_path}".split())
+    out = capsys.readouterr().out
+    assert "| 24 | 1.000 ± 0.000 | 1.000 |" in out
+    low = float(out.split("| 4 | ")[1].split(" ")[0])
+    assert 4 / 24 < low < 1

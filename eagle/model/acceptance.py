@@ -1,6 +1,6 @@
 """Expected tokens a cycle at given contexts, the same for every arm: what whole generations are too noisy to tell apart."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -52,7 +52,12 @@ def paired_logits(target: TargetModel, draft: DraftModel, text: Tensor) -> tuple
 
 @torch.inference_mode()
 def contexts(
-    target: TargetModel, draft: DraftModel, text: Tensor, places: list[int], arms: list[DecodingOptions]
+    target: TargetModel,
+    draft: DraftModel,
+    text: Tensor,
+    places: list[int],
+    arms: list[DecodingOptions],
+    watch: Callable[[int, Tensor], None] = lambda arm, logits: None,
 ) -> Iterator[Context]:
     """Draft at some places of a text under several options, and weigh every outcome of the verification.
 
@@ -62,6 +67,7 @@ def contexts(
         text: int64 ``[L]``.
         places: rising, each in 1..L-1.
         arms: each draws its trees from a generator of its own, seeded by ``options.seed`` and the place.
+        watch: is shown the arm and the draft logits ``[P, draft_vocab]`` of all nodes that get a pool, call by call.
     """
     if not places or places != sorted(set(places)) or not 1 <= places[0] <= places[-1] < text.numel():
         raise ValueError(f"places are {places}; they must rise and lie in 1..{text.numel() - 1}")
@@ -82,7 +88,14 @@ def contexts(
         for arm, options in enumerate(arms):
             state.forget_tree()
             draws = Draws(torch.Generator(device=text.device).manual_seed(options.seed * 1_000_003 + place))
-            tree = build_tree(root, root_logits, state.expand, options.tree, draws, target_ids)
+
+            def expand(tokens, ranks, level, arm=arm):
+                logits = state.expand(tokens, ranks, level)
+                watch(arm, logits)
+                return logits
+
+            watch(arm, root_logits[None])
+            tree = build_tree(root, root_logits, expand, options.tree, draws, target_ids)
             logits = target.tree_forward(tree.tokens, tree.levels, tree.mask, cache, []).logits
             law = TargetLaw(options.law)
             yield Context(place, arm, tree, reach_probabilities(tree, lambda node: law(logits[node]), options.verification or "rheo"))
