@@ -15,6 +15,7 @@ setup(
         "fschat>=0.2.36",
         "gguf>=0.10",
         "huggingface_hub",
+        "markdown2>=2.4",
         "matplotlib>=3.8",
         "numpy",
         "safetensors>=0.4",

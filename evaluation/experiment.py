@@ -46,7 +46,9 @@ class Runner:
     def request(self, cell: Cell) -> Request:
         arm = cell.arm
         pool = {"sampling": arm.sampling, "m": arm.m, "support": arm.support, "verification": arm.verification}
-        options = self.model.options(temperature=cell.temperature, max_new_tokens=self.max_new_token, max_length=None, seed=cell.seed, **pool)
+        options = self.model.options(
+            temperature=cell.temperature, max_new_tokens=self.max_new_token, max_length=None, seed=cell.seed, **pool
+        )
         return Request(cell.bench, f"{self.pair.label}-{cell.arm.name}", self.pair.template, 1, options, timing=True)
 
     def run(self, cells: list[Cell], questions: dict[str, list[Question]]) -> int:

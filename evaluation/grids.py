@@ -99,7 +99,9 @@ def settings_folder(results: Path, name: str, pair: str, max_new_token: int) -> 
 
 EXPERIMENTS = {
     "table2": Experiment("Table 2: tau and speedup of Top-K and RheoSampling", (PLAIN, TOPK, rheo(1)), seeds=3),
-    "table3": Experiment("Table 3: RheoVerification against RRSw on the same pools", (TOPK, rheo(1, verification="rrsw"), rheo(1)), seeds=3),
+    "table3": Experiment(
+        "Table 3: RheoVerification against RRSw on the same pools", (TOPK, rheo(1, verification="rrsw"), rheo(1)), seeds=3
+    ),
     "table4": Experiment(
         "Table 4: acceptance of one level of three candidates", (TOPK, rheo(1, verification="rrsw"), rheo(1)), ("mt_bench",), tree=(4, 0, 3)
     ),

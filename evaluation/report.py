@@ -14,6 +14,7 @@ from pathlib import Path
 
 from eagle.files import replace_text
 from evaluation.answers import read_answers
+from evaluation.page import write_page
 from evaluation.statistics import Estimate, ratio, ratio_of_ratios
 
 # Settings that a run shares with its baseline, and those that tell its arm from others on the same baseline.
@@ -166,11 +167,17 @@ def render(rows: list[dict]) -> str:
 def main(argv: list[str] | None = None) -> None:
     """Entry point; bad input ends with one line, not a traceback."""
     parser = argparse.ArgumentParser(prog="python -m evaluation.report", description=__doc__.split("\n")[0])
-    parser.add_argument("answers", type=Path, nargs="+", help="answer files of the runs to report")
+    parser.add_argument("answers", type=Path, nargs="*", help="answer files of the runs to report")
     parser.add_argument("--baseline", type=Path, nargs="+", default=[], help="answer files of plain decoding")
     parser.add_argument("--output", type=Path, help="JSON file; default: report.json beside the first answer file")
+    parser.add_argument("--html", type=Path, metavar="RESULTS", help="gather all tables and figures of this folder on one page instead")
     args = parser.parse_args(argv)
     try:
+        if args.html is not None:
+            print(write_page(args.html))
+            return
+        if not args.answers:
+            raise ValueError("no answer files are given")
         rows = build_report(args.answers, args.baseline)
     except (ValueError, FileNotFoundError) as error:
         sys.exit(f"error: {error}")

@@ -1,7 +1,7 @@
 """Tables and figures of the paper's experiments from their answers: ``python -m evaluation.tables table2 --pair demo``.
 
-Writes ``<name>.md``, ``<name>.csv`` and ``<name>.json``, and for figures ``<name>.png`` and ``<name>.svg``, beside the paper's values. Only questions
-that every arm has answered count, so that differences between arms are paired by question, in a run that is not finished too.
+Writes ``<name>.md``, ``<name>.csv`` and ``<name>.json``, and for figures ``<name>.png`` and ``<name>.svg``, beside the paper's values. Only
+questions that every arm has answered count, so that differences between arms are paired by question, in a run that is not finished too.
 """
 
 import argparse
@@ -195,13 +195,14 @@ def draw(rows: list[Row], experiment: Experiment, pictures: list[Path]) -> None:
         else:
             sampled = [row for row in here if row.arm.startswith("rheo")]
             errors = [0 if p.tau.low is None else p.tau.high - p.tau.value for p in sampled]
-            axis.errorbar([int(p.arm[len("rheo-m")]) for p in sampled], [p.tau.value for p in sampled], errors, marker="o", capsize=3, label="rheo")
+            leads = [int(p.arm[len("rheo-m")]) for p in sampled]
+            axis.errorbar(leads, [p.tau.value for p in sampled], errors, marker="o", capsize=3, label="rheo")
             top = next(row for row in here if row.arm == "topk")
             axis.axhline(top.tau.value, color="gray", linestyle="--", label="topk")
             if top.tau.low is not None:
                 axis.axhspan(top.tau.low, top.tau.high, color="gray", alpha=0.15)
             axis.set_xlabel("m")
-            axis.set_xticks([int(p.arm[len("rheo-m")]) for p in sampled])
+            axis.set_xticks(leads)
         axis.set_title(BENCH_LABELS[bench])
         axis.grid(alpha=0.3)
     axes[0][0].set_ylabel("tau")

@@ -11,7 +11,7 @@ import torch
 from scipy import stats
 from tiny import head_json, save_head, tiny_head, tiny_pair, tiny_target, tiny_tokenizer
 
-from evaluation import coverage, experiment, grids, one_level, tables
+from evaluation import coverage, experiment, grids, one_level, report, tables
 from evaluation.answers import read_answers
 from evaluation.questions import Question
 from evaluation.statistics import Statistic
@@ -140,6 +140,20 @@ def test_figures_are_drawn(run, name):
     assert (folder / f"{name}.png").read_bytes().startswith(b"\x89PNG") and "<svg" in (folder / f"{name}.svg").read_text()
     rows = list(csv.DictReader((folder / f"{name}.csv").open()))
     assert len({(r["arm"], r["temperature"]) for r in rows}) == (6 if name == "figure3" else 15)
+
+
+def test_one_page_gathers_tables_figures_and_settings(run, tmp_path, capsys):
+    run("figure3", "--bench-name mt_bench --limit 2")
+    run("table3", "--bench-name qa --seeds 1")
+    report.main(["--html", str(tmp_path / "results")])
+    page = (tmp_path / "results/index.html").read_text()
+    assert capsys.readouterr().out.rstrip().endswith("index.html")
+    assert page.count("<section") == 2 and page.count("<svg") == 1 and page.count("<details>") == 2
+    assert "<td>rheo-m1-rrsw</td>" in page and "&quot;dtype&quot;: &quot;float32&quot;" in page
+    with pytest.raises(SystemExit, match="holds no tables"):
+        report.main(["--html", str(tmp_path / "nothing")])
+    with pytest.raises(SystemExit, match="no answer files are given"):
+        report.main([])
 
 
 def test_what_is_missing_is_said(run, tmp_path):
