@@ -9,9 +9,9 @@ import torch
 from huggingface_hub import snapshot_download
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import rms_norm, scaled_dot_product_attention
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
 from eagle.model.cache import KVBuffer
 from eagle.model.target import default_taps, resolve_local
@@ -21,6 +21,13 @@ WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 # Attention over queries [B, heads, n, head_dim] and the keys and values [B, kv_heads, n, head_dim] of the same rows, and whatever
 # rows it remembers; returns [B, heads, n, head_dim].
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+class HeadNorm(nn.RMSNorm):
+    """Llama's norm in one operation; under autocast its weight is in float32 and what it norms is not."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
 
 
 class DraftAttention(nn.Module):
@@ -35,12 +42,12 @@ class DraftAttention(nn.Module):
         self.v_proj = nn.Linear(2 * config.hidden_size, config.num_key_value_heads * self.head_dim, bias=bias)
         self.o_proj = nn.Linear(config.num_attention_heads * self.head_dim, config.hidden_size, bias=bias)
 
-    def forward(self, x: Tensor, rotary: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
+    def forward(self, x: Tensor, angles: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         """``[B, n, h]`` of x ``[B, n, 2h]``."""
         q, k, v = (
             proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for proj in (self.q_proj, self.k_proj, self.v_proj)
         )
-        q, k = apply_rotary_pos_emb(q, k, *rotary)
+        q, k = apply_rotary_pos_emb(q, k, *angles)
         # A NaN or an infinity in one row would reach rows that do not see it (0 * NaN), so that a drawn token could
         # change the pools of its cousins. The row itself may be as wrong as it likes.
         k, v = (torch.nan_to_num(x, 0.0, 0.0, 0.0) for x in (k, v))
@@ -54,13 +61,13 @@ class DraftLayer(nn.Module):
         super().__init__()
         self.self_attn = DraftAttention(config)
         self.mlp = LlamaMLP(config)
-        self.input_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.hidden_norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.input_layernorm = HeadNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.hidden_norm = HeadNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = HeadNorm(config.hidden_size, eps=config.rms_norm_eps)
 
-    def forward(self, embeds: Tensor, hidden: Tensor, rotary, attend: Attend) -> Tensor:
+    def forward(self, embeds: Tensor, hidden: Tensor, angles: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         x = torch.cat((self.input_layernorm(embeds), self.hidden_norm(hidden)), -1)
-        hidden = hidden + self.self_attn(x, rotary, attend)
+        hidden = hidden + self.self_attn(x, angles, attend)
         hidden = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return torch.nan_to_num(hidden, 0.0, 0.0, 0.0)  # a poisoned row must not poison the rows that follow it
 
@@ -81,7 +88,7 @@ class DraftModel(nn.Module):
         h, draft_vocab = config.hidden_size, config.draft_vocab_size
         self.fc = nn.Linear(len(taps) * target_hidden, h, bias=False)
         self.midlayer = DraftLayer(config)
-        self.norm = LlamaRMSNorm(h, eps=config.rms_norm_eps)
+        self.norm = HeadNorm(h, eps=config.rms_norm_eps)
         self.lm_head = nn.Linear(h, draft_vocab, bias=False)
         self.rotary = LlamaRotaryEmbedding(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, h) if own_embedding else None
@@ -104,17 +111,23 @@ class DraftModel(nn.Module):
         """The target's features ``[..., taps * h_target]`` as a hidden state ``[..., h]``."""
         return self.fc(features)
 
-    def forward(self, tokens: Tensor, hidden: Tensor, positions: Tensor, attend: Attend, embedding: nn.Module) -> Tensor:
+    def angles(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
+        """Rotary cosines and sines ``[1, n, head_dim]`` of positions ``[n]``, computed in float32, in the dtype of ``like``."""
+        return self.rotary(like, positions[None])
+
+    def forward(
+        self, tokens: Tensor, hidden: Tensor, angles: tuple[Tensor, Tensor], attend: Attend, embedding: nn.Module
+    ) -> Tensor:
         """Hidden states ``[B, n, h]`` (before ``norm``) after ``tokens`` ``[B, n]`` joined to ``hidden`` ``[B, n, h]``.
 
         Args:
-            positions: int64 ``[1, n]`` rotary positions.
+            angles: of the rows' rotary positions (see ``angles``), ``[1, n, head_dim]``, or ``[1, 1, head_dim]`` for one that all share.
             attend: which rows each row sees, and where they are remembered.
             embedding: the target's token embedding, used where the head has none.
         """
         embed = embedding if self.embed_tokens is None else self.embed_tokens
         embeds = embed(tokens).to(hidden.device, hidden.dtype)
-        return self.midlayer(embeds, hidden, self.rotary(embeds, positions), attend)
+        return self.midlayer(embeds, hidden, angles, attend)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Draft logits ``[..., draft_vocab]`` of hidden states ``[..., h]``."""
@@ -137,9 +150,11 @@ class DraftState:
         weight = model.fc.weight
         heads, head_dim = model.config.num_key_value_heads, model.config.head_dim
         self.buffer = KVBuffer(1, heads, head_dim, capacity, weight.dtype, weight.device)
+        self.rows = torch.arange(capacity, device=weight.device)
+        self.angles = model.angles(self.rows, weight)
         self.last = None  # [1, h] of the last committed position
         self.hidden = None  # [F, h] of the newest rows: the last committed position, then the newest tree level
-        self.seen = None  # bool [F, rows]: which tree rows each of the newest rows sees
+        self.seen = None  # bool [F, keys]: which committed positions and tree rows each of the newest rows sees
 
     def commit(self, tokens: Tensor, features: Tensor) -> Tensor:
         """Add committed positions; returns the draft logits ``[draft_vocab]`` after the last of them.
@@ -148,39 +163,37 @@ class DraftState:
             tokens: int64 ``[n]``, one position ahead of the features: position t gets token t+1.
             features: ``[n, taps * h_target]`` from the target.
         """
-        start, count = self.buffer.length, tokens.numel()
-        positions = torch.arange(start, start + count, device=tokens.device)
-        mask = None
-        if start:
-            mask = torch.arange(start + count, device=tokens.device) <= positions[:, None]
-        hidden = self._forward(tokens, self.model.fuse(features.to(self.model.fc.weight.dtype)), positions, mask, 0)
-        self.buffer.advance(count)
-        self.last = hidden[-1:]
+        start, end = self.buffer.length, self.buffer.length + tokens.numel()
+        mask = self.rows[:end] <= self.rows[start:end, None] if start else None
+        features = self.model.fuse(features.to(self.model.fc.weight.dtype))
+        self.last = self._forward(tokens, features, (start, end), mask, 0)[-1:]
+        self.buffer.advance(tokens.numel())
         self.forget_tree()
         return self.model.logits(self.last)[0]
 
     def forget_tree(self) -> None:
         """Back to the committed positions: another tree can be grown from them."""
         self.hidden = self.last
-        self.seen = torch.zeros(1, 0, dtype=torch.bool, device=self.last.device)
+        self.seen = torch.ones(1, self.buffer.length, dtype=torch.bool, device=self.last.device)
 
     def expand(self, tokens: Tensor, parent_ranks: Tensor, level: int) -> Tensor:
         """Draft logits ``[F, draft_vocab]`` after tree nodes (see ``rheo.tree.Expand``)."""
-        itself = torch.eye(tokens.numel(), dtype=torch.bool, device=tokens.device)
-        row = self.seen.shape[1]
+        row = self.seen.shape[1] - self.buffer.length
+        itself = self.rows[: tokens.numel()] == self.rows[: tokens.numel(), None]
         self.seen = torch.cat((self.seen[parent_ranks], itself), 1)
-        committed = torch.ones(tokens.numel(), self.buffer.length, dtype=torch.bool, device=tokens.device)
-        positions = torch.full_like(tokens, self.buffer.length + level - 1)
-        mask = torch.cat((committed, self.seen), 1)
-        self.hidden = self._forward(tokens, self.hidden[parent_ranks], positions, mask, row)
+        position = self.buffer.length + level - 1
+        self.hidden = self._forward(tokens, self.hidden[parent_ranks], (position, position + 1), self.seen, row)
         return self.model.logits(self.hidden)
 
-    def _forward(self, tokens, hidden, positions, mask, offset) -> Tensor:
+    def _forward(self, tokens: Tensor, hidden: Tensor, places: tuple[int, int], mask: Tensor | None, offset: int) -> Tensor:
+        """Run rows at the rotary positions from ``places[0]`` to ``places[1] - 1``, and keep them ``offset`` behind the committed ones."""
+
         def attend(q, k, v):
             k, v = self.buffer.write(0, k, v, offset)
             return scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
 
-        return self.model(tokens[None], hidden[None], positions[None], attend, self.embedding)[0]
+        angles = tuple(part[:, places[0] : places[1]] for part in self.angles)
+        return self.model(tokens[None], hidden[None], angles, attend, self.embedding)[0]
 
 
 def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

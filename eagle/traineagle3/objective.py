@@ -112,11 +112,12 @@ class TrainingTimeTest(nn.Module):
         learns = [supervised(batch, step) for step in range(self.steps)]
         attend = DiagonalAttention()
         hidden = self.draft.fuse(batch.features[:, :-1].to(dtype))
-        rows = torch.arange(hidden.shape[1], device=hidden.device)[None]
+        rows = hidden.shape[1]
+        angles = self.draft.angles(torch.arange(rows + self.steps, device=hidden.device), hidden)
         losses, agreement = [], []
         for step, learn in enumerate(learns):
             tokens = pad(batch.ids[:, 1 + step :], (0, step))
-            hidden = self.draft(tokens, hidden, rows + step, attend, embedding)
+            hidden = self.draft(tokens, hidden, tuple(part[:, step : step + rows] for part in angles), attend, embedding)
             # Without autocast: the law that is learnt has the precision that the target decodes in.
             with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
                 after = pad(batch.hidden[:, 1 + step :], (0, 0, 0, step))[learn]
