@@ -1,9 +1,11 @@
 """Candidate pools: which tokens compete below one tree node, and with which score (paper section 3.2)."""
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from rheo.draws import Draws
 
@@ -95,12 +97,13 @@ def build_pools(logits: Tensor, options: PoolOptions, draws: Draws, target_ids: 
         kinds = torch.zeros(n_lead, dtype=torch.long, device=logits.device)
         return Pools(support[:, :n_lead], log_q[:, :n_lead].clamp_max(0), kinds, support, torch.zeros_like(top))
 
-    q_tail = torch.zeros_like(top)
+    tail = top[:, n_lead:]
     if options.temperature < GREEDY_BELOW:
-        q_tail[:, n_lead] = 1
+        tail_law = torch.zeros_like(tail)
+        tail_law[:, 0] = 1
     else:
-        tail = top[:, n_lead:]
-        q_tail[:, n_lead:] = ((tail - tail[:, :1]) / options.temperature).softmax(-1)
+        tail_law = ((tail - tail[:, :1]) / options.temperature).softmax(-1)
+    q_tail = pad(tail_law, (n_lead, 0))
     drawn = draws.token(q_tail)[:, None]  # [P, 1] index into the support
 
     log_proxy = sampled_log_proxy(log_q, n_lead)
@@ -108,12 +111,9 @@ def build_pools(logits: Tensor, options: PoolOptions, draws: Draws, target_ids: 
     log_proxy = log_proxy.masked_fill(tail_is_empty, -torch.inf)
 
     # The fill slots are the next tokens in order, stepping over the sampled one where there is one.
-    fill = torch.arange(n_lead, width - 1, device=logits.device).expand(parents, -1)
+    ranks, kinds = slots(width, n_lead, logits.device)
+    lead, fill = ranks[:n_lead].expand(parents, -1), ranks[n_lead : width - 1].expand(parents, -1)
     fill = fill + ((fill >= drawn) & ~tail_is_empty)
-    lead = torch.arange(n_lead, device=logits.device).expand(parents, -1)
-    kinds = torch.full((width,), FILL, device=logits.device)
-    kinds[:n_lead] = LEAD
-    kinds[n_lead] = SAMPLED
     return Pools(
         tokens=support.gather(1, torch.cat((lead, drawn, fill), 1)),
         log_proxy=torch.cat((log_q[:, :n_lead], log_proxy, log_q.gather(1, fill)), 1).clamp_max(0),
@@ -121,6 +121,15 @@ def build_pools(logits: Tensor, options: PoolOptions, draws: Draws, target_ids: 
         support=support,
         q_tail=q_tail,
     )
+
+
+@lru_cache(maxsize=64)
+def slots(width: int, n_lead: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """int64 ``[width]`` ranks 0, 1, ..., and the slot kinds of a pool with a sampled slot; made once, since they never change."""
+    kinds = torch.full((width,), FILL)
+    kinds[:n_lead] = LEAD
+    kinds[n_lead] = SAMPLED
+    return torch.arange(width).to(device), kinds.to(device)
 
 
 def sampled_log_proxy(log_q: Tensor, n_lead: int) -> Tensor:

@@ -202,6 +202,13 @@ def _cat(tensors, dim: int = 0) -> RationalTensor:
     return first._like(np.concatenate([first._read(t) for t in tensors], axis=dim))
 
 
+def _pad(x, widths, mode="constant", value=None) -> RationalTensor:
+    left, right = widths
+    if right or mode != "constant":
+        raise NotImplementedError(f"pad {widths} {mode}")
+    return _cat((torch.full((*x.shape[:-1], left), float(value or 0)), x), -1)
+
+
 def _where(condition: Tensor, a, b) -> RationalTensor:
     first = a if isinstance(a, RationalTensor) else b
     return first._like(np.where(condition.numpy(), first._read(a), first._read(b)))
@@ -210,6 +217,7 @@ def _where(condition: Tensor, a, b) -> RationalTensor:
 _FUNCTIONS = {
     torch.cat: _cat,
     torch.where: _where,
+    torch.nn.functional.pad: _pad,
     torch.nan_to_num: lambda x: x,
     torch.zeros_like: lambda x: RationalTensor(np.full(x.values.shape, Fraction(0))),
     torch.maximum: lambda a, b: a._like(np.maximum(a.values, a._read(b))),

@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from rheo.draws import Draws
 from rheo.pool import PoolOptions, Pools, build_pools
@@ -144,26 +146,20 @@ def prune(root: Tensor, growth: Growth, total_token: int) -> Tree:
 
     # Pool row 0 belongs to the root (candidate index C here), row r to the r-th expanded candidate.
     row_owner = torch.cat([torch.full((1,), n_candidates, device=device), *expanded])
-    first_rows = [0, *(1 + sum(e.numel() for e in expanded[:i]) for i in range(len(expanded)))]
-    parent_row = torch.cat([
-        torch.arange(first, first + pools.tokens.shape[0], device=device).repeat_interleave(pools.tokens.shape[1])
-        for first, pools in zip(first_rows, levels)
-    ])
-    kinds = torch.cat([pools.kinds.repeat(pools.tokens.shape[0]) for pools in levels])
-    depths = torch.cat([torch.full_like(p.tokens.flatten(), i) for i, p in enumerate(levels, 1)])
+    parent_row, depth, slot = layout(tuple(tuple(pools.tokens.shape) for pools in levels), device)[:, keep]
     tokens = torch.cat([pools.tokens.flatten() for pools in levels])
 
     node_of = torch.zeros(n_candidates + 1, dtype=torch.long, device=device)  # the root's entry stays 0
     node_of[keep] = torch.arange(1, keep.numel() + 1, device=device)
     row_of = torch.zeros(n_candidates + 1, dtype=torch.long, device=device)
     row_of[row_owner] = torch.arange(row_owner.numel(), device=device)
-    parents = with_root(0, torch.where(valid, node_of[row_owner[parent_row[keep]]], 0))
+    parents = with_root(0, torch.where(valid, node_of[row_owner[parent_row]], 0))
     valid = with_root(True, valid)
     return Tree(
         tokens=torch.cat((root.reshape(1), tokens[keep])),
         parents=parents,
-        levels=with_root(0, depths[keep]),
-        kinds=with_root(NO_KIND, kinds[keep]),
+        levels=with_root(0, depth),
+        kinds=with_root(NO_KIND, levels[0].kinds[slot]),
         valid=valid,
         log_scores=with_root(0, scores[keep]),
         mask=ancestor_mask(parents, valid, len(levels)),
@@ -174,6 +170,21 @@ def prune(root: Tensor, growth: Growth, total_token: int) -> Tree:
     )
 
 
+@lru_cache(maxsize=64)
+def layout(shapes: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
+    """int64 ``[3, C]``: row of its parent's pool, level and slot of each candidate, level by level, left to right.
+
+    Args:
+        shapes: (parents, slots of a pool) of each level. They follow from the options, so the layout is made once.
+    """
+    columns, first = [], 0
+    for level, (parents, width) in enumerate(shapes, 1):
+        row = torch.arange(first, first + parents).repeat_interleave(width)
+        columns.append(torch.stack((row, torch.full_like(row, level), torch.arange(width).repeat(parents))))
+        first += parents
+    return torch.cat(columns, 1).to(device)
+
+
 def best_first(scores: Tensor) -> Tensor:
     """Indices by falling score, ties in index order (``topk`` leaves the order of ties open)."""
     return scores.sort(descending=True, stable=True).indices
@@ -181,7 +192,7 @@ def best_first(scores: Tensor) -> Tensor:
 
 def with_root(value: float, rest: Tensor) -> Tensor:
     """``rest`` with the root's value in front."""
-    return torch.cat((torch.full((1,), value, dtype=rest.dtype, device=rest.device), rest))
+    return pad(rest, (1, 0), value=value)
 
 
 def ancestor_mask(parents: Tensor, valid: Tensor, max_levels: int) -> Tensor:

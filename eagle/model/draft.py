@@ -152,6 +152,7 @@ class DraftState:
         self.buffer = KVBuffer(1, heads, head_dim, capacity, weight.dtype, weight.device)
         self.rows = torch.arange(capacity, device=weight.device)
         self.angles = model.angles(self.rows, weight)
+        self.itself = torch.eye(0, dtype=torch.bool, device=weight.device)  # [F, F]: rows of one level see themselves alone
         self.last = None  # [1, h] of the last committed position
         self.hidden = None  # [F, h] of the newest rows: the last committed position, then the newest tree level
         self.seen = None  # bool [F, keys]: which committed positions and tree rows each of the newest rows sees
@@ -178,9 +179,10 @@ class DraftState:
 
     def expand(self, tokens: Tensor, parent_ranks: Tensor, level: int) -> Tensor:
         """Draft logits ``[F, draft_vocab]`` after tree nodes (see ``rheo.tree.Expand``)."""
-        row = self.seen.shape[1] - self.buffer.length
-        itself = self.rows[: tokens.numel()] == self.rows[: tokens.numel(), None]
-        self.seen = torch.cat((self.seen[parent_ranks], itself), 1)
+        row, count = self.seen.shape[1] - self.buffer.length, tokens.numel()
+        if self.itself.shape[0] != count:
+            self.itself = torch.eye(count, dtype=torch.bool, device=tokens.device)
+        self.seen = torch.cat((self.seen[parent_ranks], self.itself), 1)
         position = self.buffer.length + level - 1
         self.hidden = self._forward(tokens, self.hidden[parent_ranks], (position, position + 1), self.seen, row)
         return self.model.logits(self.hidden)
