@@ -66,7 +66,8 @@ def write_page(results: Path) -> Path:
     if not tables:
         raise ValueError(f"{results} holds no tables; python -m evaluation.experiment makes them")
     sections = [section(table, results) for table in tables]
-    links = "\n".join(f'<li><a href="#{html.escape(anchor)}">{html.escape(anchor)}</a></li>' for anchor, _ in sections)
+    names = [", ".join(table.relative_to(results).with_suffix("").parts) for table in tables]
+    links = "\n".join(f'<li><a href="#{html.escape(a)}">{html.escape(name)}</a></li>' for name, (a, _) in zip(names, sections))
     page = (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'

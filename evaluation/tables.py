@@ -136,22 +136,24 @@ def markdown(rows: list[Row], experiment: Experiment) -> str:
     """tau by arm and bench, then the differences to the first drafting arm."""
     benches = list(dict.fromkeys(row.bench for row in rows))
     labels = [BENCH_LABELS.get(bench, bench) for bench in benches]
-    lines = [f"| arm | T | {' | '.join(labels)} | speedup | draft ms |", "| --- " * (len(benches) + 4) + "|"]
+    timed = any(row.speedup for row in rows)
+    extra = ["speedup", "draft ms"] if timed else ["draft ms"]
+    lines = [f"| arm | T | {' | '.join(labels + extra)} |", "| --- " * (2 + len(labels + extra)) + "|"]
     differences = []
     for arm, temperature in dict.fromkeys((row.arm, row.temperature) for row in rows):
         here = {row.bench: row for row in rows if (row.arm, row.temperature) == (arm, temperature)}
         mean = here[MEAN]
         draft = "" if mean.draft_ms is None else f"{mean.draft_ms:.1f}"
         taus = " | ".join(show(here[bench].tau) for bench in benches)
-        lines.append(f"| {arm} | {temperature:g} | {taus} | {show(mean.speedup)} | {draft} |")
+        lines.append(f"| {arm} | {temperature:g} | {taus} |{f' {show(mean.speedup)} |' if timed else ''} {draft} |")
         if any(row.paper for row in here.values()):
             values = " | ".join("" if here[b].paper is None else f"{here[b].paper:.2f}" for b in benches)
-            lines.append(f"| {arm}, paper | {temperature:g} | {values} | {mean.paper_speedup or ''} | |")
+            lines.append(f"| {arm}, paper | {temperature:g} | {values} |{f' {mean.paper_speedup or str()} |' if timed else ''} |")
         if mean.difference:
             gains = " | ".join(f"{show(here[b].difference, True)} (p {here[b].p_value:.2g})" for b in benches)
-            differences.append(f"| {arm} | {temperature:g} | {gains} | | |")
+            differences.append(f"| {arm} | {temperature:g} | {gains} |" + " |" * len(extra))
     first = next(arm.name for arm in experiment.arms if arm.sampling != "none")
-    lines += [f"| **minus {first}** | {'| ' * (len(benches) + 3)}|", *differences]
+    lines += [f"| **minus {first}** |" + " |" * (1 + len(labels + extra)), *differences]
     counts = f"{rows[-1].questions} questions, {rows[-1].seeds} seed(s)"
     return f"# {experiment.title}\n\n" + "\n".join(lines) + f"\n\n± half of the 95 % interval, clustered by question; {counts}.\n"
 
