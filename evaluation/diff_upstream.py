@@ -144,7 +144,8 @@ def compare(record: dict, model: EaModel, prompt: list[int], options, report) ->
             first = next(i for i in range(shared) if theirs[i] != result.token_ids[i])
             gap = top_two_gap(model, record["output"][: len(prompt) + first])
             kind = "tie" if gap <= TIE else "FAULT"
-            report(f"  {kind}: token {first} is {theirs[first]} in EAGLE and {result.token_ids[first]} here, top two logits {gap:.1e} apart")
+            ids = theirs[first], result.token_ids[first]
+            report(f"  {kind}: token {first} is {ids[0]} in EAGLE and {ids[1]} here, top two logits {gap:.1e} apart")
             faults += kind == "FAULT"
         elif ties == faults == 0:
             lengths = [b - a for a, b in zip(places, places[1:])]
@@ -178,10 +179,10 @@ def readable_by_eagle(model: EaModel, head: str, folder: Path) -> tuple[Path, Pa
     return target, copy
 
 
-def tiny_pair(folder: Path) -> tuple[str, str]:
-    """A random target of eight small layers with a tokenizer of 64 words, and a head begun from it: folders that load in a moment."""
+def tiny_pair(folder: Path, vocab: int = 64, draft_vocab: int = 48) -> tuple[str, str]:
+    """A random target of eight small layers with a tokenizer of words, and a head begun from it: folders that load in a moment."""
     torch.manual_seed(0)
-    words = ["<unk>", "<s>", "</s>", *(f"w{i}" for i in range(61))]
+    words = ["<unk>", "<s>", "</s>", *(f"w{i}" for i in range(vocab - 3))]
     tokenizer = Tokenizer(models.WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
@@ -194,8 +195,8 @@ def tiny_pair(folder: Path) -> tuple[str, str]:
     target.save_pretrained(folder / "tiny-target")
     fast.save_pretrained(folder / "tiny-target")
     model = TargetModel(target)
-    settings = new_config(model, 48)
-    draft, _ = new_head(model, settings, torch.arange(48) + 8, seed=0)
+    settings = new_config(model, draft_vocab)
+    draft, _ = new_head(model, settings, torch.arange(draft_vocab) + (vocab - draft_vocab), seed=0)
     save_head(draft, settings, folder / "tiny-head", torch.float32)
     return str(folder / "tiny-target"), str(folder / "tiny-head")
 
@@ -335,7 +336,7 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("eagle", type=Path, help=f"checkout of SafeAILab/EAGLE (made for commit {COMMIT})")
     add("--python", type=Path, required=True, help="Python of EAGLE's environment (scripts/diff_upstream.sh makes one)")
-    add("--base-model-path", default=DEMO_NAME, help=f"target that EAGLE supports (Llama, Qwen2, Qwen3), {DEMO_NAME}, or {TINY} (random)")
+    add("--base-model-path", default=DEMO_NAME, help=f"a target that EAGLE supports (Llama, Qwen2, Qwen3), {DEMO_NAME}, or {TINY}")
     add("--ea-model-path", help="its EAGLE-3 head (smollm2-demo brings its own)")
     add("--question-file", type=Path, help="prompts; default: the demo's questions")
     add("--limit", type=int, default=4, help="prompts")

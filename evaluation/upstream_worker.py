@@ -25,6 +25,11 @@ def main() -> None:
         top_k=job["top_k"], torch_dtype=torch.float32,
     )  # fmt: skip
     model.eval()
+    if job.get("rheo") is not None:
+        sys.path.append(job["project"])  # behind EAGLE's folder: both have a package named eagle
+        import rheo.upstream
+
+        rheo.upstream.enable(model, **job["rheo"])
     cycles, draft = [], model.ea_layer.topK_genrate
 
     def watched(hidden_states, input_ids, head, logits_processor):
@@ -41,6 +46,9 @@ def main() -> None:
             tree = draft(hidden_states, input_ids, head, logits_processor)
         finally:
             torch.topk = topk
+        if job.get("rheo") is not None:
+            cycles.append({"context": input_ids.shape[1] - 1})
+            return tree
         order = picked[-1].indices.sort().indices
         tokens, _, mask, positions = tree
         cycles.append({

@@ -1,13 +1,18 @@
 """The comparison with EAGLE: what counts as the same tree, as a tie, as a fault; and a run where a checkout is at hand."""
 
 import os
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
+import rheo.upstream
+from eagle.model.ea_model import EaModel
 from evaluation import diff_upstream
+from evaluation.statistics import goodness_of_fit
 from rheo import Draws, PoolOptions, TreeOptions, build_tree
 
 
@@ -79,3 +84,66 @@ def test_eagle_builds_the_same_trees(temperature, seeds, capsys):
     out = capsys.readouterr().out
     assert end.value.code == 0, out
     assert "The same" in out and "| `eagenerate` | same name |" in out and "missing | missing |" not in out  # every missing name has a reason
+
+
+@pytest.mark.parametrize("verification", ["rheo", "rrsw"])
+def test_rheosampling_inside_eagle_is_lossless(verification, tmp_path):
+    """1,500 short texts of EAGLE with RheoSampling enabled against the target's exact law of the second and third token (chi-square,
+    false-alarm rate 1e-6). The first token is EAGLE's own, from the prefill. Needs EAGLE_UPSTREAM and EAGLE_PYTHON."""
+    if "EAGLE_UPSTREAM" not in os.environ or "EAGLE_PYTHON" not in os.environ:
+        pytest.skip("set EAGLE_UPSTREAM and EAGLE_PYTHON to run RheoSampling inside a checkout of EAGLE")
+    base, head = diff_upstream.tiny_pair(tmp_path, vocab=8, draft_vocab=6)
+    model = EaModel.from_pretrained(base, head, dtype="fp32", total_token=8, depth=1, top_k=3)
+    target, copy = diff_upstream.readable_by_eagle(model, head, tmp_path / "eagle")
+    prompt, samples = [4, 5, 6, 3], 1500
+    job = {
+        "eagle": os.environ["EAGLE_UPSTREAM"], "base": str(target), "head": str(copy), "prompts": [prompt], "seeds": list(range(samples)),
+        "temperature": 1.0, "max_new_tokens": 2, "threads": 1, "max_length": 64, "total_token": 8, "depth": 1, "top_k": 3,
+        "rheo": {"m": 1, "verification": verification}, "project": str(Path(diff_upstream.__file__).parents[1]),
+    }  # fmt: skip
+    records = diff_upstream.run_eagle(Path(os.environ["EAGLE_PYTHON"]), job)
+    texts = [tuple(record["output"][len(prompt) : len(prompt) + 3]) for record in records]
+    counts, groups = Counter(texts), []
+    for first, total in Counter(text[0] for text in texts).items():
+        if first == 2 or total < 20:
+            continue
+        cells, observed = [], []
+        second = model.base_model(torch.tensor([[*prompt, first]])).logits[0, -1].softmax(-1)
+        for token in range(8):
+            if token == 2:  # the end of the text
+                cells.append(second[token].item())
+                observed.append(sum(n for text, n in counts.items() if text[:2] == (first, 2)))
+                continue
+            third = model.base_model(torch.tensor([[*prompt, first, token]])).logits[0, -1].softmax(-1)
+            cells += (second[token] * third).tolist()
+            observed += [counts[first, token, last] for last in range(8)]
+        groups.append((np.array(observed), np.array(cells) * total))
+    fit = goodness_of_fit(groups, 1e-6)
+    accepted = sum(len(record["cycles"]) for record in records)
+    assert fit.degrees > 20 and fit.p_value > 1e-6, fit
+    assert any(record["new_token"] > record["cycles_run"] for record in records) and accepted  # drafted tokens were accepted
+
+
+def test_a_model_that_is_not_eagles_is_refused_by_name():
+    class Model:
+        ea_layer = torch.nn.Linear(1, 1)
+
+    with pytest.raises(ValueError, match="ea_layer.topK_genrate of this EAGLE has the arguments None, expected .*cb7e084"):
+        rheo.upstream.enable(Model())
+
+
+def test_a_command_line_without_eagle_is_refused(tmp_path, capsys):
+    for arguments, problem in (([str(tmp_path), "--", "-m", "x"], "is no checkout of EAGLE"), ([], "the following arguments are required")):
+        with pytest.raises(SystemExit):
+            rheo.upstream.main(arguments)
+        assert problem in capsys.readouterr().err
+
+
+def test_leaf_paths_lead_from_the_root_to_every_leaf():
+    tree = grown(LOGITS)
+    paths = rheo.upstream.leaf_paths(tree)
+    nodes = {node for path in paths.tolist() for node in path if node >= 0}
+    assert nodes == set(range(8)) and all(path[0] == 0 for path in paths.tolist())
+    for path in paths.tolist():
+        path = [node for node in path if node >= 0]
+        assert all(tree.parents[b] == a for a, b in zip(path, path[1:])) and not (tree.parents[1:] == path[-1]).any()
