@@ -97,7 +97,7 @@ def ratio_of_ratios(y1: dict, x1: dict, y0: dict, x0: dict) -> Estimate | None:
     value = first.value / second.value
     if log.low is None:
         return Estimate(value, None, None, log.questions)
-    return Estimate(value, math.exp(log.low), math.exp(log.high), log.questions)
+    return Estimate(value, value * math.exp(log.low - log.value), value * math.exp(log.high - log.value), log.questions)
 
 
 @dataclass(frozen=True)

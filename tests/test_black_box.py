@@ -9,9 +9,10 @@ from scipy import stats
 from tiny import PROMPT, tiny_pair
 
 import rheo.verification
+from eagle.model.acceptance import paired_logits
 from eagle.model.cache import TargetCache
 from evaluation.black_box import FALSE_ALARM, cell_of, draw_and_rank, draw_and_test, report, report_texts
-from evaluation.rrsw_study import Tally, paired_logits
+from evaluation.rrsw_study import Tally
 from evaluation.statistics import goodness_of_fit
 from rheo import certify
 
@@ -113,7 +114,7 @@ def test_laws_of_a_text_are_those_that_decoding_meets():
     """Teacher-forced logits of the head equal the root logits of a cycle, the target's a plain forward."""
     model = tiny_pair()
     text = model.naivegenerate(PROMPT, temperature=1.0, max_new_tokens=6, seed=1)[0]
-    target, draft = paired_logits(model, text)
+    target, draft = paired_logits(model.target, model.draft, text)
     with torch.inference_mode():
         torch.testing.assert_close(target, model.base_model(text[None]).logits[0], atol=1e-4, rtol=1e-4)
         from eagle.model.draft import DraftState
