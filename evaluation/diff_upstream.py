@@ -23,7 +23,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from eagle.model.acceptance import contexts
 from eagle.model.demo import DEMO_NAME, demo_head_path, demo_target_path
-from eagle.model.draft import head_folder, load_draft, read_config
+from eagle.model.draft import head_folder, read_config
 from eagle.model.ea_model import EaModel
 from eagle.model.target import TargetModel
 from eagle.traineagle3.new_head import new_config, new_head, save_head

@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from tiny import head_json, save_head, tiny_head, tiny_pair, tiny_target, tiny_tokenizer
+from tiny import head_json, save_head, save_pair, tiny_head, tiny_pair
 
 from eagle.model.acceptance import Context, contexts
 from eagle.model.draft import DraftState
@@ -89,11 +89,8 @@ def test_expected_tau_equals_the_mean_of_decoded_cycles():
 @pytest.fixture(scope="module")
 def pair_on_disk(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pair")
-    target = tiny_target()
-    target.save_pretrained(folder / "target")
-    tiny_tokenizer().save_pretrained(folder / "target")
-    for name, seed in (("head", 1), ("other", 2)):
-        save_head(tiny_head(target, 24, seed=seed), folder / name, head_json(target, 24))
+    target = save_pair(folder)
+    save_head(tiny_head(target, 24, seed=2), folder / "other", head_json(target, 24))
     (folder / "bench").mkdir()
     questions = [{"question_id": i, "category": "c", "turns": [f"w{i} w1 w2"]} for i in range(4)]
     (folder / "bench/question.jsonl").write_text("\n".join(map(json.dumps, questions)))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tiny import head_json, save_head, tiny_head, tiny_target, tiny_tokenizer
+from tiny import save_pair, tiny_tokenizer
 
 from eagle.model.ea_model import EaModel
 from evaluation import greedy_check, questions, report
@@ -24,10 +24,7 @@ from evaluation.statistics import ratio, ratio_of_ratios
 def pair(tmp_path_factory):
     """A tiny pair on disk and a question file of five questions, one of two turns; the file lacks its last newline."""
     folder = tmp_path_factory.mktemp("pair")
-    target = tiny_target()
-    target.save_pretrained(folder / "target")
-    tiny_tokenizer().save_pretrained(folder / "target")
-    save_head(tiny_head(target, 16), folder / "head", head_json(target, 16))
+    save_pair(folder, 16)
     records = [{"question_id": 10 + i, "category": "c", "turns": [f"w{i} w2"] + ["w3"] * (i == 1)} for i in range(5)]
     (folder / "tinybench").mkdir()
     (folder / "tinybench/question.jsonl").write_text("\n".join(map(json.dumps, records)))

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 from scipy import stats
-from tiny import head_json, save_head, tiny_head, tiny_pair, tiny_target, tiny_tokenizer
+from tiny import save_pair, tiny_pair
 
 from evaluation import coverage, experiment, grids, one_level, report, tables
 from evaluation.answers import read_answers
@@ -20,10 +20,7 @@ from evaluation.statistics import Statistic
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory):
     folder = tmp_path_factory.mktemp("pair")
-    target = tiny_target()
-    target.save_pretrained(folder / "target")
-    tiny_tokenizer().save_pretrained(folder / "target")
-    save_head(tiny_head(target, 24), folder / "head", head_json(target, 24))
+    save_pair(folder)
     for bench in grids.BENCHES:
         place = folder / "home/rheosampling" / bench
         place.mkdir(parents=True)

@@ -92,6 +92,15 @@ def save_head(head, folder, config):
     return folder
 
 
+def save_pair(folder, draft_vocab=24):
+    """A random target with its tokenizer in ``folder/target`` and a head for it in ``folder/head``; returns the target."""
+    target = tiny_target()
+    target.save_pretrained(folder / "target")
+    tiny_tokenizer().save_pretrained(folder / "target")
+    save_head(tiny_head(target, draft_vocab), folder / "head", head_json(target, draft_vocab))
+    return target
+
+
 def load_head(folder, target):
     return load_draft(str(folder), target.config.hidden_size, target.config.vocab_size, target.config.num_hidden_layers)
 
