@@ -13,7 +13,7 @@ import pytest
 import torch
 from patched import load_rheo
 
-from rheo.certify import Setting, all_budgets
+from rheo.certify import Setting
 
 POWER = 1e-3  # exact difference that counts as killed
 PROXY = "log_proxy = sampled_log_proxy(log_q, n_lead)"
