@@ -362,9 +362,12 @@ def run(args: argparse.Namespace) -> None:
         **{name: getattr(args, name) for name in Recipe.__dataclass_fields__ if hasattr(args, name)},
         "data": tuple(args.data), "precision": precision, "processes": accelerator.num_processes,
     })  # fmt: skip
-    run = Run(recipe, args.output, accelerator, args.features, args.with_embedding)
-    run.train(args.log_every, args.save_every, args.measure_every)
+    Run(recipe, args.output, accelerator, args.features, args.with_embedding).train(args.log_every, args.save_every, args.measure_every)
     accelerator.print(f"Done: {args.output / 'head'}")
+    # The run and its networks are freed by now, and all devices are here: what is left of a process group that another
+    # process has already taken down would wait for it for ever.
+    accelerator.free_memory()
+    accelerator.wait_for_everyone()
     accelerator.end_training()
 
 
