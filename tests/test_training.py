@@ -10,6 +10,7 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from safetensors.torch import load_file
+from scipy.stats import chisquare
 from tiny import draft_ids, tiny_head, tiny_target, tiny_tokenizer
 from torch.nn.functional import linear
 
@@ -249,6 +250,21 @@ def test_the_answers_of_a_batch_follow_the_targets_law(work):
     for prompt, (answer, _) in zip(prompts, maker.sample(prompts, 1e-4, 12, model.stop_ids)):
         greedy = model.naivegenerate(torch.tensor([prompt]), temperature=0.0, max_new_tokens=12)[0, len(prompt) :]
         assert answer == greedy.tolist()
+
+
+def test_a_token_drawn_by_blocks_has_the_law_of_its_row():
+    logits = 2 * torch.randn(2, 600, generator=torch.Generator().manual_seed(0))
+    logits[:, 100:500] = -torch.inf
+    torch.manual_seed(0)
+    rows, temperature = 20_000, 0.7
+    scores = generate.Draw(temperature)(None, logits.repeat_interleave(rows, 0))
+    assert (scores > -torch.inf).sum(-1).eq(1).all()
+    for drawn, law in zip(scores.argmax(-1).view(2, rows), (logits.double() / temperature).softmax(-1)):
+        counts = drawn.bincount(minlength=600).double()
+        assert counts[law == 0].sum() == 0
+        often = law * rows >= 10
+        found, expected = ([*w[often], w[~often].sum()] for w in (counts, law * rows))
+        assert chisquare(found, expected).pvalue > 1e-4
 
 
 def test_an_interrupted_corpus_goes_on_to_the_same_file(work, tmp_path):
