@@ -30,9 +30,19 @@ SYSTEMS = (
     "",
     "You are a helpful assistant that answers questions about everyday life.",
     "You are an expert programmer. The user asks for code or about code.",
+    "You complete a Python function. The user gives its first line and a docstring with examples.",
     "You solve maths word problems step by step.",
+    "You are a maths tutor. The user tells a short story with several numbers and asks how many or how much.",
     "You write stories, letters, essays and other texts for the user.",
     "The user gives you a text, and you summarise, rewrite or translate it.",
+    "The user pastes a passage from an article and asks a question about it.",
+    "The user asks a short question about history, geography, science or people.",
+    "You explain physics, chemistry, biology, economics and other subjects.",
+    "The user gives a detailed task in several sentences.",
+    "You play a role that the user describes.",
+    "The user asks for advice, recommendations or a plan.",
+    "The user gives data and asks to sort, extract, classify or reformat it.",
+    "The user poses a riddle or a problem of logic.",
 )
 GIVE_UP = 20  # batches in a row without a conversation
 USER_MARK = "\u2402user turn\u2402"
@@ -47,7 +57,8 @@ class Recipe:
         temperatures: of the answers; batches take them in turn.
         question_temperature: of the user turns that the target makes up.
         max_question, max_answer: caps on new tokens.
-        systems: system prompts, drawn anew for each conversation.
+        systems: system prompts under which the target makes up user turns, drawn for each.
+        answer_systems: those under which it answers, drawn for each; a head should learn under those that it will meet.
     """
 
     base_model_path: str
@@ -60,6 +71,7 @@ class Recipe:
     max_answer: int
     dtype: str = "auto"
     systems: tuple[str, ...] = SYSTEMS
+    answer_systems: tuple[str, ...] = ("",)
 
     def __post_init__(self):
         for name in ("batch_size", "max_question", "max_answer"):
@@ -110,16 +122,14 @@ class Conversations:
         recipe, tokenizer = self.recipe, self.model.tokenizer
         digest = hashlib.sha256(json.dumps([recipe.seed, number]).encode()).digest()
         torch.manual_seed(int.from_bytes(digest[:8], "big") >> 1)  # transformers draws from the global generator
-        picks = torch.randint(len(recipe.systems), (recipe.batch_size if users is None else len(users),)).tolist()
-        systems = [recipe.systems[i] for i in picks]
         if users is None:
-            headers = [user_header(tokenizer, system) for system in systems]
+            headers = [user_header(tokenizer, system) for system in choose(recipe.systems, recipe.batch_size)]
             ends = self.model.stop_ids | {end for _, after in headers for end in first_special(tokenizer, after)}
             prompts = [tokenize(tokenizer, header) for header, _ in headers]
             written = self.sample(prompts, recipe.question_temperature, recipe.max_question, ends)
             # A turn that ran into the cap is not a whole question.
             users = [clean(tokenizer, ids, after) if done else "" for (ids, done), (_, after) in zip(written, headers)]
-        texts = [chat(tokenizer, system, user) for system, user in zip(systems, users) if user]
+        texts = [chat(tokenizer, system, user) for system, user in zip(choose(recipe.answer_systems, len(users)), users) if user]
         if not texts:
             return []
         prompts = [tokenize(tokenizer, text) for text in texts]
@@ -169,6 +179,11 @@ def pick(weights: Tensor) -> Tensor:
     sums = weights.double().cumsum(-1)
     mark = torch.rand(len(sums), 1, dtype=sums.dtype, device=sums.device) * sums[:, -1:]
     return torch.searchsorted(sums, mark, right=True)[:, 0].clamp_max(weights.shape[-1] - 1)
+
+
+def choose(items: tuple[str, ...], count: int) -> list[str]:
+    """Independent uniform picks, from torch's global generator."""
+    return [items[i] for i in torch.randint(len(items), (count,)).tolist()]
 
 
 def first_special(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
@@ -284,6 +299,7 @@ def run(args: argparse.Namespace) -> None:
     recipe = Recipe(
         args.base_model_path, hashlib.sha256(args.prompts.read_bytes()).hexdigest() if args.prompts else None, args.batch_size, args.seed,
         tuple(args.temperatures), args.question_temperature, args.max_question, args.max_answer, args.dtype, tuple(args.systems),
+        tuple(args.answer_systems),
     )  # fmt: skip
     prompts = read_prompts(args.prompts) if args.prompts else None
     wanted = len(prompts) if args.conversations is None else args.conversations
@@ -321,7 +337,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--question-temperature", type=float, default=1.0, help="of the user turns that the target makes up")
     add("--max-question", type=int, default=128, help="cap on the tokens of a user turn; one that reaches it is dropped")
     add("--max-answer", type=int, default=256, help="cap on the tokens of an answer")
-    add("--systems", nargs="+", default=list(SYSTEMS), help='system prompts, drawn for each conversation; "" is the template\'s own')
+    add("--systems", nargs="+", default=list(SYSTEMS), help='system prompts for the making of user turns, drawn for each; "" is the template\'s own')
+    add("--answer-systems", nargs="+", default=[""], help="system prompts for the answers, drawn for each")
     add("--seed", type=int, default=0)
     add("--dtype", default="auto", help="auto, bf16, fp16 or fp32")
     return parser
