@@ -6,7 +6,6 @@ RheoSampling with m = 1 along the target's own answers.
 
 import argparse
 import sys
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -15,6 +14,7 @@ from tqdm import tqdm
 from eagle.files import replace_text
 from eagle.model.acceptance import contexts
 from eagle.model.ea_model import EaModel
+from evaluation import flags
 from evaluation.acceptance import continuation
 from evaluation.grids import EXPERIMENTS, PAIRS
 from evaluation.prompts import check_template
@@ -69,13 +69,8 @@ def main(argv: list[str] | None = None) -> None:
     """Entry point; bad input ends with one line, not a traceback."""
     parser = argparse.ArgumentParser(prog="python -m evaluation.coverage", description=__doc__.split("\n")[0],
                                      formatter_class=argparse.ArgumentDefaultsHelpFormatter)  # fmt: skip
-    parser.add_argument("--pair", default="llama31-8b", choices=PAIRS)
-    parser.add_argument("--bench-name", default="mt_bench")
-    parser.add_argument("--limit", type=int, help="questions; default: all")
-    parser.add_argument("--max-new-token", type=int, default=96, help="tokens of each answer")
+    flags.add_study(parser, 96)
     parser.add_argument("--every", type=int, default=12, help="tokens between two trees")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--results", type=Path, default=Path("results"))
     args = parser.parse_args(argv)
     try:
         if args.every < 1:

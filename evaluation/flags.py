@@ -1,8 +1,10 @@
 """Command-line flags that several programs share, each with one meaning, and what they say as keywords of ``EaModel``."""
 
 import argparse
+from pathlib import Path
 
 from eagle.model.decoding import SAMPLINGS
+from evaluation.grids import PAIRS
 from evaluation.prompts import TEMPLATES
 from rheo import VERIFICATIONS
 
@@ -49,3 +51,13 @@ def add_model(parser: argparse.ArgumentParser, dtype: str = "auto") -> None:
     """How the target is loaded and spoken to."""
     parser.add_argument("--dtype", default=dtype, help="auto, bf16, fp16 or fp32")
     parser.add_argument("--template", default="auto", choices=TEMPLATES, help="auto is the tokenizer's own")
+
+
+def add_study(parser: argparse.ArgumentParser, max_new_token: int) -> None:
+    """What a study of one of the paper's pairs along answers of its target needs."""
+    parser.add_argument("--pair", default="llama31-8b", choices=PAIRS)
+    parser.add_argument("--bench-name", default="mt_bench")
+    parser.add_argument("--limit", type=int, help="questions; default: all")
+    parser.add_argument("--max-new-token", type=int, default=max_new_token, help="tokens of each answer")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--results", type=Path, default=Path("results"))

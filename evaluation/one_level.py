@@ -9,7 +9,6 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -19,6 +18,7 @@ from eagle.files import replace_text
 from eagle.model.acceptance import paired_logits
 from eagle.model.ea_model import EaModel
 from eagle.model.law import TargetLaw
+from evaluation import flags
 from evaluation.acceptance import continuation
 from evaluation.answers import commit, turn_seed
 from evaluation.grids import EXPERIMENTS, PAIRS, Arm
@@ -117,13 +117,8 @@ def main(argv: list[str] | None = None) -> None:
     """Entry point; bad input ends with one line, not a traceback."""
     parser = argparse.ArgumentParser(prog="python -m evaluation.one_level", description=__doc__.split("\n")[0],
                                      formatter_class=argparse.ArgumentDefaultsHelpFormatter)  # fmt: skip
-    parser.add_argument("--pair", default="llama31-8b", choices=PAIRS)
-    parser.add_argument("--bench-name", default="mt_bench")
-    parser.add_argument("--limit", type=int, help="questions; default: all")
-    parser.add_argument("--max-new-token", type=int, default=128, help="tokens of each answer")
+    flags.add_study(parser, 128)
     parser.add_argument("--temperature", type=float, default=1.0)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--results", type=Path, default=Path("results"))
     try:
         run(parser.parse_args(argv))
     except (ValueError, OSError) as error:

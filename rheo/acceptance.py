@@ -22,7 +22,7 @@ def reach_probabilities(tree: Tree, law: Callable[[Tensor], Tensor], verificatio
     reach = torch.zeros(tree.tokens.numel(), dtype=torch.float64, device=tree.tokens.device)
     reach[0] = 1
     for node in torch.arange(tree.tokens.numel(), device=tree.tokens.device):  # parents stand before their children
-        children = (tree.parents == node) & tree.valid & (tree.levels > 0)
+        children = tree.children(node)
         if children.any():
             emitted = emitted_law(tree, node, children, law(node), verification).double()
             reach = torch.where(children, reach[node] * emitted[tree.tokens], reach)

@@ -338,8 +338,7 @@ def _key(tree: Tree) -> tuple:
 
 def _star(tree: Tree, node: int) -> tuple[Tree, dict[int, int]]:
     """``node`` and its children as a tree that verification leaves after one step; the children's nodes by token."""
-    mine = (tree.parents == node) & tree.valid & (tree.levels > 0)
-    nodes = torch.cat((torch.tensor([node]), mine.nonzero()[:, 0]))
+    nodes = torch.cat((torch.tensor([node]), tree.children(node).nonzero()[:, 0]))
     zero, ones = torch.zeros_like(nodes), torch.ones_like(nodes)
     levels, kinds = ones.clone(), tree.kinds[nodes]
     levels[0], kinds[0] = 0, NO_KIND

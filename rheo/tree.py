@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -69,6 +69,15 @@ class Tree:
     support: Tensor
     q_tail: Tensor
     max_levels: int
+
+    @cached_property
+    def drafted(self) -> Tensor:
+        """bool ``[N]``: neither the root nor padding."""
+        return self.valid & (self.levels > 0)
+
+    def children(self, node: Tensor | int) -> Tensor:
+        """bool ``[N]``: the surviving children of a node."""
+        return (self.parents == node) & self.drafted
 
 
 # Called with the tokens of the nodes to expand [F], the rank of each one's parent among the nodes of the call

@@ -57,11 +57,10 @@ def verify(tree: Tree, law: Callable[[Tensor], Tensor], draws: Draws, verificati
     node = torch.zeros((), dtype=torch.long, device=tree.tokens.device)
     walking = torch.ones((), dtype=torch.bool, device=node.device)
     count, finite = node, walking
-    drafted = tree.valid & (tree.levels > 0)  # [N]
     path, tokens = [], []
     for _ in range(tree.max_levels + 1):
         p = law(node)
-        children = (tree.parents == node) & drafted
+        children = tree.children(node)
         token = next_token(tree, node, children, p, draws, verification)
         finite = finite & (~walking | ~p.isnan().any())
         path.append(node)
