@@ -239,17 +239,23 @@ def test_generated_conversations_are_the_templates_and_end_at_the_first_stop_tok
     assert {c.temperature for c in corpus} == {1.0, 0.7, 0.3}
 
 
-def test_the_answers_of_a_batch_follow_the_targets_law(work):
-    """Left padding, masks and positions are right, and nothing of the model's own generation config is applied: at a temperature
-    near 0 each answer is the greedy one."""
+def test_the_answers_of_a_batch_follow_the_targets_law(work, monkeypatch):
+    """Left padding, masks, positions and the cache of those that go on are right, and nothing of the model's own generation config is
+    applied: at a temperature near 0 each answer is the greedy one."""
+    monkeypatch.setattr(generate, "STRETCH", 3)
     model = EaModel.from_pretrained(str(work / "target"))
     model.base_model.generation_config.update(repetition_penalty=9.0, min_length=12, suppress_tokens=[14, 21])
     recipe = generate.Recipe("target", None, 4, 0, (1e-4,), 1.0, 8, 12)
     maker = generate.Conversations(model, recipe, None)
-    prompts = [[3, 7, 8, 4, 5], [3, 9, 4, 5], [3, 10, 11, 12, 13, 14, 4, 5]]
-    for prompt, (answer, _) in zip(prompts, maker.sample(prompts, 1e-4, 12, model.stop_ids)):
+    words = torch.Generator().manual_seed(0)
+    prompts = [[3, *torch.randint(7, 32, (n,), generator=words).tolist(), 4, 5] for n in (2, 1, 5, 3, 4, 2, 6, 1, 3)]
+    ends = model.stop_ids | {9, 17, 25}
+    lengths = set()
+    for prompt, (answer, ended) in zip(prompts, maker.sample(prompts, 1e-4, 12, ends)):
         greedy = model.naivegenerate(torch.tensor([prompt]), temperature=0.0, max_new_tokens=12)[0, len(prompt) :]
-        assert answer == greedy.tolist()
+        assert (answer, ended) == generate.cut(greedy.tolist(), ends)
+        lengths.add(len(answer))
+    assert len({-(-length // 3) for length in lengths}) > 2, lengths  # answers end in different stretches
 
 
 def test_a_token_drawn_by_blocks_has_the_law_of_its_row():

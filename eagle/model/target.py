@@ -86,7 +86,7 @@ class TargetModel:
         self.window = getattr(self.config, "sliding_window", None)  # None: attention over everything
         self.dtype = model.dtype
         # transformers 5.24 renames `past_key_values` to `cache` and warns about the old name.
-        self._cache_keyword = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
+        self.cache_keyword = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
     def new_cache(self, capacity: int) -> TargetCache:
         """An empty cache for ``capacity`` positions."""
@@ -137,7 +137,7 @@ class TargetModel:
                 attention_mask=bias,
                 use_cache=True,
                 logits_to_keep=logits_to_keep,
-                **{self._cache_keyword: cache},
+                **{self.cache_keyword: cache},
             )
         features = torch.cat([tapped[i][0].to(self.device) for i in taps], -1) if taps else output.logits.new_empty(0)
         return TargetOutput(output.logits[0].to(self.device), features)

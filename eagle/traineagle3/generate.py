@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from tqdm import tqdm
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedTokenizerBase
+from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedTokenizerBase, StaticCache
 
 from eagle.files import differences, replace_text
 from eagle.model.ea_model import EaModel
@@ -44,6 +44,7 @@ SYSTEMS = (
     "The user gives data and asks to sort, extract, classify or reformat it.",
     "The user poses a riddle or a problem of logic.",
 )
+STRETCH = 16  # tokens between two looks at which texts of a batch have ended
 GIVE_UP = 20  # batches in a row without a conversation
 USER_MARK = "\u2402user turn\u2402"
 
@@ -145,13 +146,33 @@ class Conversations:
         filler = stops[0] if stops else 0
         ids = torch.tensor([[filler] * (length - len(p)) + p for p in prompts], device=self.model.target.device)
         mask = torch.tensor([[0] * (length - len(p)) + [1] * len(p) for p in prompts], device=ids.device)
-        # A cache of fixed size: one that grows is copied whole at every token.
-        config = GenerationConfig(
-            max_new_tokens=cap, eos_token_id=stops or None, pad_token_id=filler, cache_implementation="static", disable_compile=True
-        )
         draw = LogitsProcessorList([Draw(temperature)])
-        output = self.model.base_model.generate(ids, attention_mask=mask, generation_config=config, logits_processor=draw)
-        return [cut(row, ends) for row in output[:, length:].tolist()]
+        # A cache of fixed size: one that grows is copied whole at every token.
+        cache = StaticCache(config=self.model.target.config, max_cache_len=length + cap)
+        texts: list[tuple[list[int], bool]] = [([], False)] * len(prompts)
+        rows = list(range(len(prompts)))  # those that go on
+        for written in range(0, cap, STRETCH):
+            config = GenerationConfig(
+                max_new_tokens=min(STRETCH, cap - written), eos_token_id=stops or None, pad_token_id=filler, disable_compile=True
+            )
+            ids = self.model.base_model.generate(
+                ids, attention_mask=mask, generation_config=config, logits_processor=draw, **{self.model.target.cache_keyword: cache}
+            )
+            for row, new in zip(rows, ids[:, length:].tolist()):
+                texts[row] = cut(new, ends)
+            on = torch.tensor([i for i, row in enumerate(rows) if not texts[row][1]], dtype=torch.long, device=ids.device)
+            rows = [rows[i] for i in on.tolist()]
+            if not rows:
+                break
+            ids, mask = ids[on], pad(mask[on], (0, ids.shape[1] - mask.shape[1]), value=1)
+            keep_rows(cache, on)
+        return texts
+
+
+def keep_rows(cache: StaticCache, rows: Tensor) -> None:
+    """Leave some sequences (int64 ``[n]``) of a batch in its cache."""
+    for layer in cache.layers:
+        layer.keys, layer.values, layer.batch_size = layer.keys[rows], layer.values[rows], rows.numel()
 
 
 class Draw(LogitsProcessor):
