@@ -253,10 +253,6 @@ def test_eagles_calls_work_by_position():
         EaModel.from_pretrained("x", "y", threshold=0.5)
 
 
-def test_auto_tree_size_works_on_a_cpu():
-    assert 8 <= tiny_pair(total_token=-1).tree_defaults["total_token"] <= 60
-
-
 def test_defaults_are_the_papers_tree():
     options = DecodingOptions(sampling="rheo")
     assert (options.total_token, options.depth, options.top_k) == (60, 7, 10)

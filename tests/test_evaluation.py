@@ -228,7 +228,8 @@ def test_report_refuses_a_baseline_of_other_settings_and_a_file_given_twice(pair
         report.build_report([tmp_path / "run.jsonl"] * 2, [])
 
 
-def test_a_run_goes_on_under_another_commit_and_with_the_tree_size_that_it_chose(pair, tmp_path, capsys):
+def test_a_run_goes_on_under_another_commit_and_with_the_tree_size_that_it_chose(pair, tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     path = tmp_path / "a.jsonl"
     main(arguments(pair, path, "--question-end", "1", "--total-token", "-1"))
     chosen = read_answers([path])[0]["run"]["total_token"]

@@ -39,7 +39,9 @@ class EaModel:
         self.target = TargetModel(base_model)
         self.stop_ids = stop_token_ids(base_model, tokenizer)
         if total_token == -1:
-            total_token = choose_total_token(self.target)
+            if draft is None:
+                raise ValueError("total_token=-1 chooses the tree for a head, and none is loaded: give ea_model_path to from_pretrained")
+            total_token = choose_total_token(self.target, draft, sample_prompt(self.target, tokenizer), depth, top_k)
         self.tree_defaults = {"total_token": total_token, "depth": depth, "top_k": top_k}
         DecodingOptions(**self.tree_defaults)  # checks the sizes
 
@@ -189,6 +191,15 @@ class EaModel:
     def naive_generate(self, input_ids: Tensor, *args, **kwargs) -> Iterator[Tensor]:
         """Streaming plain decoding; arguments as in ``ea_generate``."""
         return self.ea_generate(input_ids, *args, sampling="none", **kwargs)
+
+
+def sample_prompt(target: TargetModel, tokenizer: PreTrainedTokenizerBase | None) -> Tensor:
+    """int64 ``[L]``: any question in the target's chat template; without one, token 0."""
+    if tokenizer is None or not tokenizer.chat_template:
+        return torch.zeros(1, dtype=torch.long, device=target.device)
+    messages = [{"role": "user", "content": "Explain in a few sentences how a bicycle stays upright."}]
+    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    return torch.tensor(tokenizer(text, add_special_tokens=False).input_ids, device=target.device)
 
 
 def load_tokenizer(path: str, kwargs: dict) -> PreTrainedTokenizerBase | None:
