@@ -1,0 +1,305 @@
+"""What a cycle costs and where it goes: ``python -m evaluation.bench --base-model-path smollm2-demo``.
+
+Plain decoding, Top-K and RheoSampling answer the same questions in turn, in an order that rotates, so that a slow phase of the machine meets all
+alike; what is written is a median over cycles, or a ratio paired by question. "Networks" is the time inside the modules of target and head, the rest is
+what the method costs (on a CPU; a GPU's launches return before the work is done, so that only phases and cycles are timed there). The last line is one
+JSON object. How cost grows with the size of trees, contexts and vocabularies: ``evaluation.growth``.
+"""
+
+import argparse
+import json
+import platform
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from statistics import mean, median
+
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from tqdm import tqdm
+
+from eagle.files import replace_text
+from eagle.model.ea_model import EaModel
+from eagle.model.tree_size import verification_seconds
+from evaluation import flags
+from evaluation.answers import commit, turn_seed
+from evaluation.prompts import build_prompt, check_template
+from evaluation.questions import load_questions, question_file
+from evaluation.statistics import Estimate, ratio_of_ratios
+from evaluation.tables import show
+
+ARMS = {"plain": {"sampling": "none"}, "topk": {"sampling": "topk"}} | {f"rheo m={m}": {"sampling": "rheo", "m": m} for m in (0, 1, 2)}
+PHASES = ("draft", "verify", "commit")
+COUNTED = 10  # cycles, at least, whose operations are counted
+NODES = (1, 4, 8, 12, 16, 24, 32, 60)
+
+
+class Operations(TorchDispatchMode):
+    """Counts operations that make or change data, and reads of data by the host; views are free.
+
+    Attributes:
+        counts: by name.
+        reads: numbers that the host reads from another device, and copies from there to the CPU.
+        paused: True while nothing is counted.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.counts, self.reads, self.paused = Counter(), 0, False
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        if self.paused:
+            return result
+        made, given = ([x for x in tree_leaves(tree) if isinstance(x, torch.Tensor)] for tree in (result, (args, kwargs)))
+        name = function.overloadpacket.__name__
+        elsewhere = any(x.device.type not in ("cpu", "meta") for x in given)
+        self.reads += elsewhere and (name == "_local_scalar_dense" or any(x.device.type == "cpu" for x in made))
+        before = {x.untyped_storage().data_ptr() for x in given}
+        view = all(x.untyped_storage().data_ptr() in before for x in made) and not function._schema.is_mutable
+        if made and not view:
+            self.counts[name] += 1
+        return result
+
+    @contextmanager
+    def leaving_out(self, target) -> Iterator[None]:
+        """Within, the forwards of a ``TargetModel`` are not counted."""
+        forward = target._forward
+
+        def uncounted(*args, **kwargs):
+            self.paused = True
+            try:
+                return forward(*args, **kwargs)
+            finally:
+                self.paused = False
+
+        target._forward = uncounted
+        try:
+            yield
+        finally:
+            del target._forward
+
+
+class Clock:
+    """Seconds spent inside some modules, none of which holds another."""
+
+    def __init__(self, modules: list[nn.Module]):
+        self.seconds, self.started = 0.0, 0.0
+        for module in modules:
+            module.register_forward_pre_hook(self.start)
+            module.register_forward_hook(self.stop)
+
+    def start(self, *_):
+        self.started = time.perf_counter()
+
+    def stop(self, *_):
+        self.seconds += time.perf_counter() - self.started
+
+
+def networks(model: EaModel) -> list[nn.Module]:
+    """The modules of target and head whose time is that of the networks."""
+    head = model.draft
+    return [model.base_model, head.fc, head.midlayer, head.norm, head.lm_head]
+
+
+@dataclass
+class Sample:
+    """One request: seconds of each cycle but the first.
+
+    Attributes:
+        tokens: emitted by these cycles.
+        cycles: whole cycles.
+        phases: by phase.
+        inside: in the networks.
+    """
+
+    arm: str
+    question: int
+    tokens: int = 0
+    cycles: list[float] = field(default_factory=list)
+    phases: dict[str, list[float]] = field(default_factory=lambda: {phase: [] for phase in PHASES})
+    inside: list[float] = field(default_factory=list)
+
+
+def sample(model: EaModel, prompt: torch.Tensor, arm: str, question: int, settings: dict, clock: Clock | None) -> Sample:
+    """Answer one prompt and watch its cycles; the first one is a warm-up.
+
+    Args:
+        clock: of the networks; None on a GPU, where every phase is waited for instead.
+    """
+    found = Sample(arm, question)
+    before = None
+    for generation in model.stream(prompt, model.options(**settings, **ARMS[arm]), timing=True):
+        now = time.perf_counter(), dict(generation.seconds), clock.seconds if clock else 0.0
+        if before is not None:
+            found.tokens += generation.accept_lengths[-1]
+            found.cycles.append(now[0] - before[0])
+            for phase in PHASES:
+                found.phases[phase].append(now[1].get(phase, 0.0) - before[1].get(phase, 0.0))
+            found.inside.append(now[2] - before[2])
+        before = time.perf_counter(), now[1], now[2]
+    return found
+
+
+def count(model: EaModel, prompts: list[torch.Tensor], arm: str, settings: dict) -> tuple[float, float | None]:
+    """Operations outside the target's forward, and reads by the host (of a GPU's memory; None on a CPU), of a mean cycle."""
+    operations, cycles = Operations(), 0
+    for prompt in prompts:
+        stream = model.stream(prompt, model.options(**settings, **ARMS[arm]))
+        next(stream)  # lays out what is laid out once
+        with operations, operations.leaving_out(model.target):
+            for _ in stream:
+                cycles += 1
+        if cycles >= COUNTED:
+            break
+    reads = None if model.target.device.type == "cpu" else operations.reads / max(cycles, 1)
+    return operations.counts.total() / max(cycles, 1), reads
+
+
+def bandwidth(device: torch.device) -> float:
+    """Bytes a second that the device reads from its memory, the best of ten."""
+    block = torch.ones(2**26, device=device)  # 256 MiB, beyond any cache
+    seconds = []
+    for _ in range(10):
+        start = time.perf_counter()
+        block.sum().item()
+        seconds.append(time.perf_counter() - start)
+    return block.nbytes / min(seconds)
+
+
+def cycle_bytes(model: EaModel, drafting: bool, context: int) -> int:
+    """Bytes that a cycle must read: the target's weights (of its embedding a few rows) and cache, and the head's weights per draft call."""
+    target = model.target
+    weights = {p.data_ptr(): p.nbytes for p in target.model.parameters()}
+    if target.output_head.weight is not target.embedding.weight:
+        weights.pop(target.embedding.weight.data_ptr())
+    cache = sum(buffer.data[..., :1, :].nbytes for buffer in target.new_cache(1).buffers.values()) * context
+    head = sum(p.nbytes for p in model.draft.parameters()) if drafting else 0
+    return sum(weights.values()) + cache + (model.tree_defaults["depth"] + 1) * head
+
+
+def compare(samples: list[Sample], arm: str, base: str, value) -> Estimate | None:
+    """Ratio of a value of two arms, paired by question; ``value`` maps a sample to (numerator, denominator)."""
+    tops, bottoms = ({}, {}), ({}, {})
+    for side, name in enumerate((arm, base)):
+        for found in samples:
+            if found.arm == name and found.cycles:
+                tops[side][found.question], bottoms[side][found.question] = value(found)
+    shared = tops[0].keys() & tops[1].keys()
+    (y1, y0), (x1, x0) = (({k: part[k] for k in shared} for part in sides) for sides in (tops, bottoms))
+    return ratio_of_ratios(y1, x1, y0, x0)
+
+
+def summarise(model: EaModel, samples: list[Sample], counts: dict, context: int) -> list[dict]:
+    """One row an arm."""
+    speed = bandwidth(model.target.device)
+    rows = []
+    for arm in ARMS:
+        mine = [found for found in samples if found.arm == arm]
+        cycles = [second for found in mine for second in found.cycles]
+        floor = cycle_bytes(model, arm != "plain", context) / speed
+        inside = [second for found in mine for second in found.inside]
+        rows.append({
+            "arm": arm, "cycles": len(cycles), "tau": sum(found.tokens for found in mine) / len(cycles), "cycle_ms": 1e3 * median(cycles),
+            "phases_ms": {phase: 1e3 * median(second for found in mine for second in found.phases[phase]) for phase in PHASES},
+            "outside_ms": 1e3 * median(a - b for a, b in zip(cycles, inside)) if any(inside) else None,
+            "tokens_per_sec": sum(found.tokens for found in mine) / sum(cycles),
+            "times_plain": compare(samples, arm, "plain", lambda found: (found.tokens, sum(found.cycles))),
+            "cycle_over_topk": compare(samples, arm, "topk", lambda found: (median(found.cycles), 1)),
+            "floor_ms": 1e3 * floor, "bandwidth_share": floor / median(cycles), "operations": counts[arm][0], "reads": counts[arm][1],
+        })  # fmt: skip
+    return rows
+
+
+def render(rows: list[dict], forward: dict[int, float]) -> str:
+    """The report as Markdown."""
+    lines = [
+        "| arm | cycles | tau | cycle, ms | draft | verify | commit | outside the networks | over Top-K's | tokens/s | times plain | share of the memory's bandwidth | operations | host reads |",
+        "| --- " * 14 + "|",
+    ]
+    for row in rows:
+        phases = " | ".join(f"{row['phases_ms'][phase]:.2f}" for phase in PHASES)
+        outside = "" if row["outside_ms"] is None else f"{row['outside_ms']:.2f}"
+        lines.append(
+            f"| {row['arm']} | {row['cycles']} | {row['tau']:.2f} | {row['cycle_ms']:.1f} | {phases} | {outside} | {show(row['cycle_over_topk'])} | "
+            f"{row['tokens_per_sec']:.2f} | {show(row['times_plain'])} | {100 * row['bandwidth_share']:.0f} % | {row['operations']:.0f} | {row['reads']} |"
+        )
+    lines += ["", "| nodes | forward of the target, ms | over one node's |", "| --- | --- | --- |"]
+    lines += [f"| {nodes} | {1e3 * second:.1f} | {second / forward[1]:.2f} |" for nodes, second in forward.items()]
+    return "\n".join(lines) + "\n"
+
+
+def run(args: argparse.Namespace) -> None:
+    """Measure, print, write."""
+    model = EaModel.from_pretrained(args.base_model_path, args.ea_model_path, **flags.tree(args), dtype=args.dtype)
+    if model.draft is None:
+        raise ValueError("--ea-model-path is missing: a cycle needs a head")
+    check_template(args.template, model.tokenizer)
+    questions = load_questions(args.question_file or question_file(args.bench_name), None, args.limit)
+    settings = {"temperature": args.temperature, "max_new_tokens": args.max_new_token}
+    clock = Clock(networks(model)) if model.target.device.type == "cpu" else None
+    prompts = [build_prompt(args.template, model.tokenizer, question.turns[:1], []) for question in questions]
+    counts = {arm: count(model, prompts, arm, settings | {"max_new_tokens": min(24, args.max_new_token)}) for arm in ARMS}
+    samples = []
+    names = list(ARMS)
+    for number, (question, prompt) in enumerate(tqdm(list(zip(questions, prompts)), unit="question")):
+        turn = number % len(names)
+        seed = turn_seed(args.seed, question.question_id, 0, 0)
+        for arm in names[turn:] + names[:turn]:
+            samples.append(sample(model, prompt, arm, question.question_id, settings | {"seed": seed}, clock))
+    if not any(found.cycles for found in samples):
+        raise ValueError(f"no answer has two cycles; raise --max-new-token (it is {args.max_new_token})")
+    context = round(mean(prompt.numel() for prompt in prompts) + args.max_new_token / 2)
+    rows = summarise(model, samples, counts, context)
+    forward = {nodes: median(seconds) for nodes, seconds in verification_seconds(model.target, NODES, context, args.rounds).items()}
+    machine = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
+    about = {
+        "base_model_path": args.base_model_path, "dtype": str(model.target.dtype), **model.tree_defaults, "temperature": args.temperature,
+        "max_new_token": args.max_new_token, "questions": len(questions), "context": context, "machine": machine,
+        "bandwidth_gb_per_sec": bandwidth(model.target.device) / 1e9, "torch": torch.__version__, "commit": commit(),
+    }  # fmt: skip
+    text = render(rows, forward)
+    print(text)
+    result = json.dumps({"settings": about, "arms": rows, "forward_ms": {k: 1e3 * v for k, v in forward.items()}}, default=asdict)
+    if args.output:
+        replace_text(args.output / "bench.md", text + "\n" + ", ".join(f"{k} {v}" for k, v in about.items()) + "\n")
+        replace_text(args.output / "bench.json", result + "\n")
+    print(result)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m evaluation.bench", description="Time the phases of a cycle.", formatter_class=argparse.ArgumentDefaultsHelpFormatter
+    )
+    add = parser.add_argument
+    add("--base-model-path", required=True)
+    add("--ea-model-path", help="default: the demo's head")
+    add("--bench-name", default="demo")
+    add("--question-file", type=Path)
+    add("--limit", type=int, help="questions; default: all")
+    add("--max-new-token", type=int, default=48)
+    add("--temperature", type=float, default=1.0)
+    add("--rounds", type=int, default=15, help="forwards of each tree size")
+    add("--seed", type=int, default=0)
+    add("--output", type=Path, help="folder for bench.md and bench.json")
+    flags.add_tree(parser)
+    flags.add_model(parser)
+    return parser
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point; bad input ends with one line, not a traceback."""
+    try:
+        run(build_parser().parse_args(argv))
+    except (ValueError, OSError) as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

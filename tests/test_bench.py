@@ -1,0 +1,93 @@
+"""The benchmark: what it counts and times is what it says."""
+
+import json
+import time
+
+import pytest
+import torch
+from tiny import PROMPT, save_pair, tiny_pair
+
+from evaluation import bench
+from evaluation.bench import ARMS, Clock, Operations, Sample, compare, cycle_bytes
+
+
+def test_operations_are_counted_and_views_are_not():
+    x = torch.ones(4, 4)
+    with Operations() as operations:
+        y = (x + x).view(16)[2:].reshape(7, 2).transpose(0, 1)
+        y.mul_(2)
+        x[0, 0].item()
+    assert dict(operations.counts) == {"add": 1, "mul_": 1}
+    assert operations.reads == 0  # a CPU's own memory
+
+
+def test_the_targets_forward_is_left_out_of_the_count():
+    model = tiny_pair()
+    tokens, mask = torch.zeros(3, dtype=torch.long), torch.eye(3, dtype=torch.bool)
+    cache = model.target.new_cache(8)
+    with Operations() as operations, torch.inference_mode():
+        model.target.tree_forward(tokens, tokens, mask, cache, [])
+        with_it = operations.counts.total()
+        with operations.leaving_out(model.target):
+            model.target.tree_forward(tokens, tokens, mask, cache, [])
+        assert with_it > 50 and operations.counts.total() - with_it < 10
+        model.target.tree_forward(tokens, tokens, mask, cache, [])
+        assert operations.counts.total() > 2 * with_it
+
+
+def test_the_clock_runs_inside_its_modules_only():
+    class Slow(torch.nn.Module):
+        def forward(self, x):
+            time.sleep(0.02)
+            return x
+
+    slow = Slow()
+    clock = Clock([slow])
+    slow(1)
+    time.sleep(0.05)
+    slow(1)
+    assert 0.04 <= clock.seconds < 0.08
+
+
+def test_the_phases_of_a_cycle_add_up_to_it_and_the_networks_are_a_part_of_it():
+    model = tiny_pair()
+    clock = Clock(bench.networks(model))
+    for arm in ARMS:
+        found = bench.sample(model, PROMPT, arm, 0, {"temperature": 1.0, "max_new_tokens": 30}, clock)
+        assert len(found.cycles) == len(found.inside) == len(found.phases["draft"]) > 3
+        assert len(found.cycles) <= found.tokens <= 30 + model.tree_defaults["depth"] + 1
+        for i, cycle in enumerate(found.cycles):
+            assert 0 < found.inside[i] < sum(found.phases[phase][i] for phase in bench.PHASES) <= cycle
+
+
+def test_arms_are_compared_by_question():
+    samples = [Sample(arm, q, cycles=[t]) for arm, factor in (("a", 1.5), ("b", 1.0)) for q, t in ((1, factor), (2, 9 * factor), (3, factor))]
+    samples.append(Sample("a", 4, cycles=[100.0]))  # the other arm has no such question
+    estimate = compare(samples, "a", "b", lambda found: (found.cycles[0], 1))
+    assert estimate.value == pytest.approx(1.5) and estimate.high - estimate.low < 1e-9
+
+
+def test_bytes_of_a_cycle_are_the_weights_and_the_cache():
+    model = tiny_pair(depth=2)
+    target = sum(p.numel() for p in model.base_model.parameters()) - model.target.embedding.weight.numel()
+    head = sum(p.numel() for p in model.draft.parameters())
+    cache = 4 * 2 * 2 * 4 * 10  # layers, keys and values, heads, head_dim, positions
+    assert cycle_bytes(model, False, 10) == 4 * (target + cache)
+    assert cycle_bytes(model, True, 10) == 4 * (target + cache + 3 * head)
+
+
+def test_the_program_writes_its_report_and_ends_with_one_json_line(tmp_path, capsys):
+    save_pair(tmp_path, 16)
+    (tmp_path / "q.jsonl").write_text("".join(json.dumps({"question_id": i, "category": "c", "turns": [f"w{i} w2"]}) + "\n" for i in range(3)))
+    bench.main(
+        f"--base-model-path {tmp_path}/target --ea-model-path {tmp_path}/head --question-file {tmp_path}/q.jsonl --max-new-token 12 "
+        f"--total-token 8 --depth 2 --top-k 4 --rounds 1 --output {tmp_path}/out".split()
+    )
+    result = json.loads(capsys.readouterr().out.strip().split("\n")[-1])
+    assert [row["arm"] for row in result["arms"]] == list(ARMS)
+    assert result["arms"][0]["tau"] == 1 and result["arms"][0]["times_plain"]["value"] == 1
+    assert all(row["operations"] > 50 and row["reads"] is None for row in result["arms"][1:])
+    assert json.loads((tmp_path / "out/bench.json").read_text()) == result
+    assert "| rheo m=1 |" in (tmp_path / "out/bench.md").read_text()
+    with pytest.raises(SystemExit, match="error: --ea-model-path is missing"):
+        bench.main(f"--base-model-path {tmp_path}/target --question-file {tmp_path}/q.jsonl".split())
