@@ -7,7 +7,7 @@ import pytest
 import torch
 from tiny import PROMPT, save_pair, tiny_pair
 
-from evaluation import bench
+from evaluation import bench, growth
 from evaluation.bench import ARMS, Clock, Operations, Sample, compare, cycle_bytes
 
 
@@ -91,3 +91,16 @@ def test_the_program_writes_its_report_and_ends_with_one_json_line(tmp_path, cap
     assert "| rheo m=1 |" in (tmp_path / "out/bench.md").read_text()
     with pytest.raises(SystemExit, match="error: --ea-model-path is missing"):
         bench.main(f"--base-model-path {tmp_path}/target --question-file {tmp_path}/q.jsonl".split())
+
+
+def test_growth_measures_every_size_and_draws_it(tmp_path, monkeypatch, capsys):
+    save_pair(tmp_path, 16)
+    for name, sizes in (("NODES", (4, 8)), ("DEPTHS", (1, 2)), ("SLOTS", (2, 4)), ("CONTEXTS", (8, 16, 4000)), ("VOCABULARIES", (100, 200))):
+        monkeypatch.setattr(growth, name, sizes)
+    growth.main(f"--base-model-path {tmp_path}/target --ea-model-path {tmp_path}/head --rounds 1 --output {tmp_path}/out".split())
+    found = json.loads((tmp_path / "out/growth.json").read_text())["curves"]
+    assert found["committed context"]["x"] == [8, 16]  # 4000 is beyond the target's positions
+    assert all(len(values) == 2 and min(values) > 0 for data in found.values() for values in data["ms"].values())
+    assert (tmp_path / "out/growth.svg").stat().st_size > 10_000 and (tmp_path / "out/growth.png").exists()
+    with pytest.raises(SystemExit, match="--rounds is 0"):
+        growth.main(f"--base-model-path {tmp_path}/target --ea-model-path {tmp_path}/head --rounds 0".split())
