@@ -61,11 +61,25 @@ def main() -> None:
         return tree
 
     model.ea_layer.topK_genrate = watched
+    inside = [0.0, 0.0]  # seconds in the networks, and when the one that runs was entered
+
+    def enter(*_):
+        inside[1] = time.perf_counter()
+
+    def leave(*_):
+        inside[0] += time.perf_counter() - inside[1]
+
+    head = model.ea_layer
+    for module in (model.base_model.model, model.base_model.lm_head, head.fc, head.midlayer, head.norm, head.lm_head):
+        module.register_forward_pre_hook(enter)
+        module.register_forward_hook(leave)
+    model.eagenerate(torch.tensor([job["prompts"][0]]), temperature=job["temperature"], max_new_tokens=4, max_length=job["max_length"])  # warm-up
     for number, prompt in enumerate(job["prompts"]):
         for seed in job["seeds"]:
             torch.manual_seed(seed)
             __import__("random").seed(seed)  # its verification draws its coins from Python's generator
             cycles.clear()
+            inside[0] = 0.0
             ids = torch.tensor([prompt])
             start = time.perf_counter()
             output, new_token, idx = model.eagenerate(
@@ -74,7 +88,7 @@ def main() -> None:
             seconds = time.perf_counter() - start
             # After its last cycle it drafts once more, for a cycle that does not come.
             record = {"prompt": number, "seed": seed, "output": output[0].tolist(), "new_token": int(new_token), "cycles_run": idx + 1}
-            print("RECORD " + json.dumps(record | {"seconds": seconds, "cycles": cycles}), flush=True)
+            print("RECORD " + json.dumps(record | {"seconds": seconds, "inside": inside[0], "cycles": cycles}), flush=True)
 
 
 if __name__ == "__main__":
