@@ -10,6 +10,7 @@ One JSON object a line with EAGLE's keys and ours:
     choices[].wall_time                        seconds per turn, prefill included
     choices[].accept_lengths                   per turn, accepted + 1 of each cycle
     choices[].accepted_kinds                   per turn, a string per cycle: l(ead), s(ampled) or f(ill) per accepted token
+    choices[].survivals                        per turn, a string per cycle: per visited node with children 1 or 0, whether its sampled child was there
     choices[].stop_reasons                     per turn, "stop" or "length"
     choices[].seconds                          per turn, {phase: seconds}; empty on a GPU without --timing
     run                                        settings, seed, dtype, device, versions, commit
@@ -192,7 +193,7 @@ def append(path: Path, record: dict) -> None:
 def answer_choice(model: EaModel, request: Request, question: Question, choice: int) -> dict:
     """All turns of one choice; each turn sees the answers before it."""
     result: dict = {"index": choice}
-    keys = ("turns", "idxs", "new_tokens", "wall_time", "accept_lengths", "accepted_kinds", "stop_reasons", "seconds")
+    keys = ("turns", "idxs", "new_tokens", "wall_time", "accept_lengths", "accepted_kinds", "survivals", "stop_reasons", "seconds")
     result |= {key: [] for key in keys}
     for turn in range(len(question.turns)):
         seed = turn_seed(request.options.seed, question.question_id, choice, turn)
@@ -204,6 +205,7 @@ def answer_choice(model: EaModel, request: Request, question: Question, choice: 
             wall,
             generation.accept_lengths,
             ["".join(kind[0] for kind in kinds) for kinds in generation.accepted_kinds],
+            ["".join(str(int(there)) for there in family) for family in generation.survivals],
             generation.stop_reason,
             {phase: round(sec, 6) for phase, sec in generation.seconds.items()},
         )

@@ -10,6 +10,7 @@ import io
 import json
 import math
 import sys
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from evaluation.answers import read_answers
 from evaluation.grids import BENCH_LABELS, EXPERIMENTS, PAIRS, PAPER, Arm, Experiment, settings_folder
 from evaluation.report import phase_seconds, totals
 from evaluation.statistics import Estimate, Statistic
+from rheo import KIND_NAMES
 
 MEAN = "mean"
 
@@ -86,6 +88,13 @@ class Results:
             for cell in cells:
                 kept = [answers[cell][question] for question in sorted(common, key=str)]
                 self.records.setdefault((bench, cell.arm, cell.temperature), []).extend(kept)
+
+    def drafted(self) -> Iterator[tuple[Arm, float, list[dict]]]:
+        """The records of each drafting arm at each temperature, of all benches."""
+        for temperature in self.experiment.temperatures:
+            for arm in self.experiment.arms:
+                if arm.sampling != "none":
+                    yield arm, temperature, [record for bench in self.benches for record in self.records[bench, arm, temperature]]
 
     def rows(self) -> list[Row]:
         """All arms, temperatures and benches, the mean over benches last."""
@@ -158,6 +167,45 @@ def markdown(rows: list[Row], experiment: Experiment) -> str:
     return f"# {experiment.title}\n\n" + "\n".join(lines) + f"\n\n± half of the 95 % interval, clustered by question; {counts}.\n"
 
 
+@dataclass(frozen=True)
+class Sources:
+    """Where the accepted tokens of an arm come from, over all benches.
+
+    Attributes:
+        kinds: accepted tokens a cycle by slot kind.
+        levels: share of the cycles with k - 1 accepted tokens that accept another one, k = 1, 2, ...
+        survival: share of the visited nodes with children whose sampled child is among them; None for Top-K.
+    """
+
+    arm: str
+    temperature: float
+    kinds: dict[str, float]
+    levels: list[float]
+    survival: float | None
+
+    @classmethod
+    def of(cls, arm: Arm, temperature: float, records: list[dict]) -> "Sources":
+        choices = [choice for record in records for choice in record["choices"]]
+        cycles = [cycle for choice in choices for turn in choice["accepted_kinds"] for cycle in turn]
+        families = "".join(family for choice in choices for turn in choice["survivals"] for family in turn)
+        reached = [sum(len(cycle) >= level for cycle in cycles) for level in range(max(map(len, cycles), default=0) + 1)]
+        return cls(
+            arm.name, temperature, {kind: sum(cycle.count(kind[0]) for cycle in cycles) / max(len(cycles), 1) for kind in KIND_NAMES},
+            [b / a for a, b in zip(reached, reached[1:])],
+            families.count("1") / len(families) if families and arm.sampling == "rheo" else None,
+        )  # fmt: skip
+
+
+def sources_table(found: list[Sources]) -> str:
+    """One line an arm."""
+    lines = [f"| arm | T | {' | '.join(KIND_NAMES)} | sampled slot survives | acceptance at level 1, 2, ... |", "| --- " * 7 + "|"]
+    for row in found:
+        kinds = " | ".join(f"{value:.3f}" for value in row.kinds.values())
+        survival = "" if row.survival is None else f"{row.survival:.3f}"
+        lines.append(f"| {row.arm} | {row.temperature:g} | {kinds} | {survival} | {' '.join(f'{value:.2f}' for value in row.levels)} |")
+    return "Accepted tokens a cycle by kind of slot, and how often another level is accepted:\n\n" + "\n".join(lines) + "\n"
+
+
 def as_csv(rows: list[Row]) -> str:
     """One line a row; an estimate takes three columns."""
     text = io.StringIO()
@@ -219,8 +267,10 @@ def write(name: str, pair: str, folder: Path, output: Path) -> None:
     """Write the table or figure of the answers in ``folder`` to ``output``, and print it."""
     results = Results(name, pair, folder)
     rows = results.rows()
-    text = markdown(rows, results.experiment)
+    sources = [Sources.of(arm, temperature, records) for arm, temperature, records in results.drafted()]
+    text = markdown(rows, results.experiment) + "\n" + sources_table(sources)
     replace_text(output / f"{name}.md", text)
+    replace_text(output / f"{name}-sources.json", json.dumps([asdict(row) for row in sources], indent=1) + "\n")
     replace_text(output / f"{name}.csv", as_csv(rows))
     replace_text(output / f"{name}.json", json.dumps([asdict(row) for row in rows], indent=1) + "\n")
     if name.startswith("figure"):

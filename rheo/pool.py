@@ -113,7 +113,7 @@ def build_pools(logits: Tensor, options: PoolOptions, draws: Draws, target_ids: 
     # The fill slots are the next tokens in order, stepping over the sampled one where there is one.
     ranks, kinds = slots(width, n_lead, logits.device)
     lead, fill = ranks[:n_lead].expand(parents, -1), ranks[n_lead : width - 1].expand(parents, -1)
-    fill = fill + ((fill >= drawn) & ~tail_is_empty)
+    fill = fill + (fill >= drawn.masked_fill(tail_is_empty, n_support))
     return Pools(
         tokens=support.gather(1, torch.cat((lead, drawn, fill), 1)),
         log_proxy=torch.cat((log_q[:, :n_lead], log_proxy, log_q.gather(1, fill)), 1).clamp_max(0),

@@ -5,10 +5,10 @@ import torch
 from tiny import PROMPT, tiny_head, tiny_pair, tiny_target, tiny_tokenizer
 
 import eagle.model.decoding as decoding
-from eagle.model.decoding import DecodingOptions, NonFiniteLogits
+from eagle.model.decoding import DecodingOptions, NonFiniteLogits, to_host
 from eagle.model.ea_model import EaModel
 from eagle.model.stops import stop_token_ids
-from rheo import Verdict
+from rheo import SAMPLED, Verdict
 
 EVERY_SAMPLING = [{"sampling": "none"}, {"sampling": "topk"}, {"sampling": "rheo", "m": 0}, {"sampling": "rheo", "verification": "rrsw"}]
 
@@ -186,11 +186,30 @@ def test_streaming_yields_once_a_cycle_and_ends_with_the_whole(model):
     assert list(model.naive_generate(PROMPT, max_new_tokens=5))[-1].tolist() == model.naivegenerate(PROMPT, max_new_tokens=5).tolist()
 
 
+def test_survivals_are_those_of_the_visited_nodes_with_children(model, monkeypatch):
+    trees = []
+    monkeypatch.setattr(decoding, "to_host", lambda tree, verdict: trees.append((tree, verdict)) or to_host(tree, verdict))
+    seen = set()
+    for m in (0, 1, 3):
+        trees.clear()
+        result = model.generate(PROMPT, model.options(temperature=1.0, max_new_tokens=40, sampling="rheo", m=m))
+        for (tree, verdict), survivals in zip(trees, result.survivals, strict=True):
+            expected = []
+            for node in verdict.path[: verdict.count].tolist():
+                kinds = tree.kinds[tree.children(node)].tolist()
+                expected += [SAMPLED in kinds] if kinds else []
+            assert survivals == expected
+            seen |= set(expected)
+    assert seen == {True, False}
+    assert not any(map(any, model.generate(PROMPT, model.options(max_new_tokens=9)).survivals))  # Top-K samples nothing
+
+
 def test_the_rich_result_adds_up(model):
     result = model.generate(PROMPT, model.options(temperature=1.0, max_new_tokens=40, sampling="rheo"))
     assert 1 + sum(result.accept_lengths) >= result.new_tokens == 40
     assert [len(kinds) + 1 for kinds in result.accepted_kinds] == result.accept_lengths
     assert {kind for kinds in result.accepted_kinds for kind in kinds} <= {"lead", "sampled", "fill"}
+    assert len(result.survivals) == result.cycles
     assert set(result.seconds) == {"prefill", "draft", "verify", "commit"}
 
 

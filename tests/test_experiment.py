@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import os
 import subprocess
 import sys
@@ -72,6 +73,13 @@ def test_table2_has_every_cell_and_its_numbers_are_those_of_the_answers(run, cap
     gains = [float(rows["rheo-m1", b]["tau"]) - float(rows["topk", b]["tau"]) for b in grids.BENCHES]
     assert float(rows["rheo-m1", "mean"]["difference"]) == pytest.approx(sum(gains) / 6)
     assert rows["none", "qa"]["tau"] == "" and rows["topk", "mean"]["difference"] == ""
+    sources = {row["arm"]: row for row in json.loads((folder / "table2-sources.json").read_text())}
+    assert list(sources) == ["topk", "rheo-m1"] and sources["topk"]["survival"] is None
+    for arm, row in sources.items():  # what is accepted by kind, and level by level, is tau minus 1 over all cycles
+        cycles = [n for path in folder.glob(f"*/{arm}-*/*.jsonl") for r in read_answers([path]) for n in r["choices"][0]["accept_lengths"][0]]
+        assert sum(row["kinds"].values()) == pytest.approx(sum(cycles) / len(cycles) - 1)
+        assert sum(math.prod(row["levels"][: k + 1]) for k in range(len(row["levels"]))) == pytest.approx(sum(cycles) / len(cycles) - 1)
+    assert 0 < sources["rheo-m1"]["survival"] <= 1 and "sampled slot survives" in (folder / "table2.md").read_text()
 
 
 def test_parts_together_are_the_whole_and_a_resumed_run_repeats_nothing(run, tmp_path, monkeypatch, capsys):

@@ -10,7 +10,7 @@ from torch import Tensor
 from eagle.model.draft import DraftModel, DraftState
 from eagle.model.law import SamplingOptions, TargetLaw
 from eagle.model.target import TargetModel
-from rheo import KIND_NAMES, VERIFICATIONS, Draws, PoolOptions, Tree, TreeOptions, Verdict, build_tree, pick, verify
+from rheo import KIND_NAMES, SAMPLED, VERIFICATIONS, Draws, PoolOptions, Tree, TreeOptions, Verdict, build_tree, pick, verify
 
 SAMPLINGS = ("topk", "rheo", "none")
 
@@ -87,6 +87,7 @@ class Generation:
         accept_lengths: per cycle what verification accepted, plus 1 for the bonus token; in the last cycle the
             cap or a stop token may have kept less.
         accepted_kinds: per cycle the slot kinds (rheo.KIND_NAMES) of the accepted tokens.
+        survivals: per cycle, of each visited node that has children: whether the sampled one is among them.
         seconds: wall time per phase: prefill, draft, verify, commit; empty on a GPU unless timing was asked for.
         stop_reason: "stop" (stop token) or "length" (cap).
     """
@@ -95,6 +96,7 @@ class Generation:
     token_ids: list[int] = field(default_factory=list)
     accept_lengths: list[int] = field(default_factory=list)
     accepted_kinds: list[list[str]] = field(default_factory=list)
+    survivals: list[list[bool]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     stop_reason: str = "length"
 
@@ -219,7 +221,7 @@ def decode(
         # 2. Verify: one forward of the target over the tree, then a walk down from the root.
         output = target.tree_forward(tree.tokens, tree.levels, tree.mask, cache, taps)
         verdict = verify(tree, lambda node: law(pick(output.logits, node)), draws, options.verification or "rheo")
-        path, tokens, kinds, finite = to_host(tree, verdict)
+        path, tokens, kinds, survived, finite = to_host(tree, verdict)
         if not finite:
             raise NonFiniteLogits(target.dtype)
         watch.lap("verify")
@@ -231,6 +233,7 @@ def decode(
         features = output.features[kept] if drafting else features
         generation.accept_lengths.append(len(tokens))
         generation.accepted_kinds.append(kinds)
+        generation.survivals.append(survived)
         _keep(generation, tokens, budget, stop_ids)
         watch.lap("commit")
         yield generation
@@ -239,15 +242,15 @@ def decode(
         watch.restart()  # what the caller did between two cycles is not ours
 
 
-def to_host(tree: Tree, verdict: Verdict) -> tuple[list[int], list[int], list[str], bool]:
-    """The one copy of a cycle: path, emitted tokens, kinds of the accepted nodes, finiteness."""
-    steps = verdict.path.numel()
-    packed = torch.cat((
-        verdict.path, verdict.tokens, tree.kinds[verdict.path], verdict.count.reshape(1), verdict.finite.long().reshape(1),
-    )).tolist()  # fmt: skip
-    count = packed[-2]
-    kinds = [KIND_NAMES[k] for k in packed[2 * steps + 1 : 2 * steps + count]]
-    return packed[:count], packed[steps : steps + count], kinds, bool(packed[-1])
+def to_host(tree: Tree, verdict: Verdict) -> tuple[list[int], list[int], list[str], list[bool], bool]:
+    """The one copy of a cycle: path, emitted tokens, kinds of the accepted nodes, survivals (see ``Generation``), finiteness."""
+    # Per node: its children, and beside them as many more as the tree has nodes where the sampled one is there.
+    many = tree.tokens.numel()
+    children = torch.zeros_like(tree.parents).index_add(0, tree.parents, tree.drafted * (1 + many * (tree.kinds == SAMPLED)))
+    columns = verdict.path, verdict.tokens, tree.kinds[verdict.path], children[verdict.path]
+    *rows, count, finite = torch.cat((*columns, verdict.count.reshape(1), verdict.finite.long().reshape(1))).tolist()
+    path, tokens, kinds, families = (rows[i * len(rows) // 4 :][:count] for i in range(4))
+    return path, tokens, [KIND_NAMES[k] for k in kinds[1:]], [family > many for family in families if family], bool(finite)
 
 
 def lone_root(root: Tensor) -> Tree:
