@@ -16,7 +16,7 @@ from eagle.model.acceptance import contexts
 from eagle.model.ea_model import EaModel
 from evaluation import flags
 from evaluation.acceptance import continuation
-from evaluation.grids import EXPERIMENTS, PAIRS
+from evaluation.grids import EXPERIMENTS
 from evaluation.prompts import check_template
 from evaluation.questions import load_questions, question_file
 from evaluation.statistics import Statistic
@@ -34,7 +34,7 @@ def mass(logits: Tensor, support: int) -> Tensor:
 
 def run(args: argparse.Namespace) -> None:
     """Measure, print and write the table."""
-    pair, tree = PAIRS[args.pair], EXPERIMENTS["table5"].tree
+    pair, tree = flags.pair(args), EXPERIMENTS["table5"].tree
     questions = load_questions(question_file(args.bench_name), None, args.limit)
     model = EaModel.from_pretrained(pair.base_model_path, pair.ea_model_path, *tree, dtype=pair.dtype)
     check_template(pair.template, model.tokenizer)

@@ -19,8 +19,9 @@ from tqdm import tqdm
 
 from eagle.model.decoding import NonFiniteLogits
 from eagle.model.ea_model import EaModel
+from evaluation import flags
 from evaluation.answers import Request, answer, answer_turn, append, resume, run_block
-from evaluation.grids import BENCHES, EXPERIMENTS, PAIRS, Cell, settings_folder
+from evaluation.grids import BENCHES, EXPERIMENTS, Cell, Pair, settings_folder
 from evaluation.prompts import check_template
 from evaluation.questions import Question, load_questions, question_file
 from evaluation.tables import write
@@ -33,8 +34,8 @@ class Runner:
         part: (k, n): this process takes every n-th question, from the k-th on.
     """
 
-    def __init__(self, name: str, pair: str, folder: Path, max_new_token: int, part: tuple[int, int]):
-        self.experiment, self.pair, self.folder, self.part = EXPERIMENTS[name], PAIRS[pair], folder, part
+    def __init__(self, name: str, pair: Pair, folder: Path, max_new_token: int, part: tuple[int, int]):
+        self.experiment, self.pair, self.folder, self.part = EXPERIMENTS[name], pair, folder, part
         self.max_new_token = max_new_token
         state = processes()
         self.model = EaModel.from_pretrained(
@@ -103,7 +104,7 @@ def build_parser() -> argparse.ArgumentParser:
     )  # fmt: skip
     add = parser.add_argument
     add("name", choices=EXPERIMENTS)
-    add("--pair", default="llama31-8b", choices=PAIRS)
+    flags.add_pair(parser)
     add("--bench-name", nargs="+", choices=BENCHES, help="default: those of the paper")
     add("--limit", type=int, help="questions of each set; default: all 80")
     add("--max-new-token", type=int, default=1024)
@@ -128,7 +129,7 @@ def run(args: argparse.Namespace) -> None:
     total = sum(len(questions[cell.bench]) for cell in cells)
     print(f"{experiment.title}\n{len(cells)} cells, {total} answers, part {part[0] + 1} of {part[1]} -> {folder}", flush=True)
     start = time.perf_counter()
-    made = Runner(args.name, args.pair, folder, args.max_new_token, part).run(cells, questions)
+    made = Runner(args.name, flags.pair(args), folder, args.max_new_token, part).run(cells, questions)
     print(f"{made} answers made in {time.perf_counter() - start:.0f} s, the others were there", flush=True)
     if part == (0, 1):
         write(args.name, args.pair, folder, folder)

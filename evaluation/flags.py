@@ -1,10 +1,11 @@
 """Command-line flags that several programs share, each with one meaning, and what they say as keywords of ``EaModel``."""
 
 import argparse
+from dataclasses import replace
 from pathlib import Path
 
 from eagle.model.decoding import SAMPLINGS
-from evaluation.grids import PAIRS
+from evaluation.grids import PAIRS, Pair
 from evaluation.prompts import TEMPLATES
 from rheo import VERIFICATIONS
 
@@ -53,9 +54,20 @@ def add_model(parser: argparse.ArgumentParser, dtype: str = "auto") -> None:
     parser.add_argument("--template", default="auto", choices=TEMPLATES, help="auto is the tokenizer's own")
 
 
+def add_pair(parser: argparse.ArgumentParser) -> None:
+    """One of the paper's pairs (see ``pair``)."""
+    parser.add_argument("--pair", default="llama31-8b", choices=PAIRS)
+    parser.add_argument("--dtype", help="default: the pair's; bf16 is fastest for the demo pair on CPUs that have bfloat16 instructions")
+
+
+def pair(args: argparse.Namespace) -> Pair:
+    """The pair, in the dtype asked for."""
+    return PAIRS[args.pair] if args.dtype is None else replace(PAIRS[args.pair], dtype=args.dtype)
+
+
 def add_study(parser: argparse.ArgumentParser, max_new_token: int) -> None:
     """What a study of one of the paper's pairs along answers of its target needs."""
-    parser.add_argument("--pair", default="llama31-8b", choices=PAIRS)
+    add_pair(parser)
     parser.add_argument("--bench-name", default="mt_bench")
     parser.add_argument("--limit", type=int, help="questions; default: all")
     parser.add_argument("--max-new-token", type=int, default=max_new_token, help="tokens of each answer")

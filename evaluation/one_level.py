@@ -21,7 +21,7 @@ from eagle.model.law import TargetLaw
 from evaluation import flags
 from evaluation.acceptance import continuation
 from evaluation.answers import commit, turn_seed
-from evaluation.grids import EXPERIMENTS, PAIRS, Arm
+from evaluation.grids import EXPERIMENTS, Arm
 from evaluation.prompts import check_template
 from evaluation.questions import Question, load_questions, question_file
 from evaluation.statistics import Statistic
@@ -92,7 +92,7 @@ def summarise(rows: list[dict]) -> list[dict]:
 
 def run(args: argparse.Namespace) -> None:
     """Measure, print the table, write the rows."""
-    pair, tree = PAIRS[args.pair], EXPERIMENTS["table4"].tree
+    pair, tree = flags.pair(args), EXPERIMENTS["table4"].tree
     questions = load_questions(question_file(args.bench_name), None, args.limit)
     model = EaModel.from_pretrained(pair.base_model_path, pair.ea_model_path, *tree, dtype=pair.dtype)
     check_template(pair.template, model.tokenizer)

@@ -82,6 +82,14 @@ def test_table2_has_every_cell_and_its_numbers_are_those_of_the_answers(run, cap
     assert 0 < sources["rheo-m1"]["survival"] <= 1 and "sampled slot survives" in (folder / "table2.md").read_text()
 
 
+def test_the_dtype_of_a_pair_can_be_chosen_and_answers_of_two_dtypes_do_not_mix(run, capsys):
+    folder = run("table3", "--bench-name qa --seeds 1 --dtype bf16")
+    records = read_answers(folder.glob("qa/*/*.jsonl"))
+    assert records and {record["run"]["dtype"] for record in records} == {"bfloat16"}
+    with pytest.raises(SystemExit, match="dtype 'bfloat16' then, 'float32' now"):
+        run("table3", "--bench-name qa --seeds 1")
+
+
 def test_parts_together_are_the_whole_and_a_resumed_run_repeats_nothing(run, tmp_path, monkeypatch, capsys):
     whole = run("table3", "--bench-name qa sum --seeds 1")
     made = []
