@@ -4,9 +4,11 @@ import pytest
 import torch
 from tiny import tiny_pair
 
+from eagle.model import decoding
 from eagle.model.cache import KVBuffer
 from eagle.model.decoding import to_host
 from eagle.model.draft import DraftState
+from eagle.model.ea_model import EaModel
 from evaluation.bench import Operations
 from rheo import Draws, PoolOptions, TreeOptions, build_tree, pick, verify
 
@@ -50,3 +52,28 @@ def test_nothing_in_a_cycle_waits_for_data(m, verification, temperature):
         assert tree.tokens.shape == (60,) and verdict.tokens.shape == (9,)
         with pytest.raises((NotImplementedError, RuntimeError)):  # the one read: these tensors would give the alarm
             to_host(tree, verdict)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("sampling", [{"sampling": "topk"}, {"sampling": "rheo", "m": 1}, {"sampling": "rheo", "verification": "rrsw"}])
+def test_on_a_gpu_only_the_end_of_a_cycle_synchronises(sampling, monkeypatch):
+    cpu = tiny_pair(vocab=512, draft_vocab=256, total_token=60, depth=7, top_k=10, layers=8, taps=(2, 4, 5))
+    model = EaModel(cpu.base_model.cuda(), cpu.draft.cuda(), total_token=60, depth=7, top_k=10)
+    allowed = []
+
+    def reading(tree, verdict):
+        torch.cuda.set_sync_debug_mode("default")
+        allowed.append(to_host(tree, verdict))
+        torch.cuda.set_sync_debug_mode("error")
+        return allowed[-1]
+
+    monkeypatch.setattr(decoding, "to_host", reading)
+    cycles = model.stream(torch.tensor([[3, 1, 2, 3]]), model.options(temperature=1.0, max_new_tokens=60, **sampling))
+    next(cycles)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(5):
+            next(cycles)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(allowed) == 6
