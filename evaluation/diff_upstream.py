@@ -202,8 +202,8 @@ def tiny_pair(folder: Path, vocab: int = 64, draft_vocab: int = 48) -> tuple[str
     return str(folder / "tiny-target"), str(folder / "tiny-head")
 
 
-def run_eagle(python: Path, job: dict) -> list[dict]:
-    """EAGLE's records of a job.
+def run_eagle(python: Path, job: dict, program: str = "upstream_worker.py") -> list[dict]:
+    """EAGLE's records of a job, from a program of this folder that stands alone.
 
     Raises:
         OSError: with the end of its output where it failed.
@@ -211,7 +211,7 @@ def run_eagle(python: Path, job: dict) -> list[dict]:
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump(job, file)
         file.flush()
-        worker = Path(__file__).with_name("upstream_worker.py")
+        worker = Path(__file__).with_name(program)
         done = subprocess.run([str(python), str(worker), file.name], capture_output=True, text=True)
     if done.returncode:
         raise OSError(f"EAGLE's process failed:\n{done.stderr[-3000:]}")
@@ -251,6 +251,17 @@ def names_table(eagle: Path) -> str:
         here = "missing" if where == "missing" else f"`{flag}`"
         lines.append(f"| {f'`{flag}`' if flag in flags else ''} | {here} | {NOT_HERE.get(flag) or where} |")
     return "\n".join(lines)
+
+
+def faults_table(eagle: Path, python: Path) -> str:
+    """The faults of the checkout that ``upstream_faults`` could provoke."""
+    with tempfile.TemporaryDirectory() as scratch:
+        base, head = tiny_pair(Path(scratch), 512, 384)
+        target, copy = readable_by_eagle(EaModel.from_pretrained(base, head, dtype="fp32"), head, Path(scratch))
+        job = {"eagle": str(eagle), "base": str(target), "head": str(copy), "plain_head": head, "scratch": scratch}
+        records = run_eagle(python, job, "upstream_faults.py")
+    lines = [f"| {r['about']} | {r['seen'] or 'not seen'} | `{r['fault']}` |" for r in records]
+    return "\n".join(["| EAGLE | seen | in evaluation/upstream_faults.py |", "| --- | --- | --- |", *lines])
 
 
 def tau_of(records: list[dict], model: EaModel, prompts: list[list[int]], args: argparse.Namespace) -> tuple[Statistic, Statistic]:
@@ -298,6 +309,9 @@ def run(args: argparse.Namespace) -> int:
     for file in ("eagle/model/ea_model.py", "eagle/model/cnets.py"):
         if not (args.eagle / file).is_file():
             raise ValueError(f"{args.eagle} is no checkout of EAGLE: {file} is missing (this was made for commit {COMMIT})")
+    if args.faults:
+        print(faults_table(args.eagle, args.python))
+        return 0
     size = {"total_token": args.total_token, "depth": args.depth, "top_k": args.top_k}
     questions = load_questions(args.question_file or question_file("demo"), None, args.limit)
     texts = [question.turns[0] for question in questions]
@@ -356,6 +370,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--total-token", type=int, default=60)
     add("--depth", type=int, default=7)
     add("--top-k", type=int, default=10)
+    add("--faults", action="store_true", help="provoke the checkout's faults on a tiny pair, and nothing else")
     add("--names", action="store_true", help="print the table of API and flag names too")
     return parser
 

@@ -11,7 +11,7 @@ import torch
 
 import rheo.upstream
 from eagle.model.ea_model import EaModel
-from evaluation import diff_upstream
+from evaluation import diff_upstream, upstream_faults
 from evaluation.statistics import goodness_of_fit
 from rheo import Draws, PoolOptions, TreeOptions, build_tree
 
@@ -84,6 +84,17 @@ def test_eagle_builds_the_same_trees(temperature, seeds, capsys):
     out = capsys.readouterr().out
     assert end.value.code == 0, out
     assert "The same" in out and "| `eagenerate` | same name |" in out and "missing | missing |" not in out  # every missing name has a reason
+
+
+def test_the_faults_told_of_eagle_are_seen_in_it():
+    """Needs EAGLE_UPSTREAM and EAGLE_PYTHON."""
+    if "EAGLE_UPSTREAM" not in os.environ or "EAGLE_PYTHON" not in os.environ:
+        pytest.skip("set EAGLE_UPSTREAM and EAGLE_PYTHON to look for the faults of a checkout of EAGLE")
+    table = diff_upstream.faults_table(Path(os.environ["EAGLE_UPSTREAM"]), Path(os.environ["EAGLE_PYTHON"]))
+    rows = table.split("\n")[2:]
+    documented = (Path(diff_upstream.__file__).parents[1] / "docs/UPSTREAM.md").read_text()
+    assert len(rows) == len(upstream_faults.FAULTS) and "not seen" not in table
+    assert all(f"`{fault.__name__}`" in documented for fault in upstream_faults.FAULTS)
 
 
 @pytest.mark.parametrize("verification", ["rheo", "rrsw"])
