@@ -51,14 +51,17 @@ def cap_is_passed(job):
 def text_goes_on_behind_its_end(job):
     """A stop token within a cycle does not end the text there."""
     model = load(job)
-    text = run(model, max_new_tokens=40)
-    for place, token in enumerate(text):
-        if token in text[:place]:
-            continue
-        model.tokenizer.eos_token = model.tokenizer.convert_ids_to_tokens(token)
-        cut = run(model, max_new_tokens=40)
-        if len(cut) > place + 1 and cut[: place + 1] == text[: place + 1]:
-            return f"the end token is token {place + 1} of the text, and {len(cut) - place - 1} more follow it"
+    for start in range(3, 40):
+        prompt = [start, start + 4, start + 8]
+        model.tokenizer.eos_token = "</s>"
+        text = run(model, prompt)
+        for place, token in enumerate(text):
+            if token in text[:place]:
+                continue
+            model.tokenizer.eos_token = model.tokenizer.convert_ids_to_tokens(token)
+            cut = run(model, prompt)
+            if len(cut) > place + 1 and cut[: place + 1] == text[: place + 1]:
+                return f"the end token is token {place + 1} of the text, and {len(cut) - place - 1} more follow it"
     return None
 
 
