@@ -254,7 +254,7 @@ def resume(path: Path, request: Request, run: dict) -> list[dict]:
             print(f"note: {path} was begun under other circumstances ({', '.join(notes)})", flush=True)
         changed = differences(*({k: v for k, v in x.items() if k not in CIRCUMSTANCES} for x in (before, run)))
         if changed:
-            raise ValueError(f"{path} holds answers of another run ({', '.join(changed)}); choose another --answer-file")
+            raise ValueError(f"{path} holds answers of another run ({', '.join(changed)}); choose another output")
     return records
 
 

@@ -8,7 +8,6 @@ JSON object. How cost grows with the size of trees, contexts and vocabularies: `
 
 import argparse
 import json
-import platform
 import sys
 import time
 from collections import Counter
@@ -28,7 +27,7 @@ from eagle.files import replace_text
 from eagle.model.ea_model import EaModel
 from eagle.model.tree_size import verification_seconds
 from evaluation import flags
-from evaluation.answers import commit, turn_seed
+from evaluation.answers import commit, device_name, turn_seed
 from evaluation.prompts import build_prompt, check_template
 from evaluation.questions import load_questions, question_file
 from evaluation.statistics import Estimate, ratio_of_ratios
@@ -163,25 +162,31 @@ def count(model: EaModel, prompts: list[torch.Tensor], arm: str, settings: dict)
 
 
 def bandwidth(device: torch.device) -> float:
-    """Bytes a second that the device reads from its memory, the best of ten."""
+    """Bytes a second that the device reads from its memory, the best of ten tries."""
     block = torch.ones(2**26, device=device)  # 256 MiB, beyond any cache
     seconds = []
     for _ in range(10):
         start = time.perf_counter()
-        block.sum().item()
+        for _ in range(4):  # so that on a GPU the one wait at the end weighs little
+            total = block.sum()
+        total.item()
         seconds.append(time.perf_counter() - start)
-    return block.nbytes / min(seconds)
+    return 4 * block.nbytes / min(seconds)
 
 
 def cycle_bytes(model: EaModel, drafting: bool, context: int) -> int:
-    """Bytes that a cycle must read: the target's weights (of its embedding a few rows) and cache, and the head's weights per draft call."""
+    """Bytes that a cycle must read: weights and cache of the target, and of the head its fusion once and its layer and output per draft call.
+
+    Of embeddings a cycle reads a few rows; they are not counted.
+    """
     target = model.target
     weights = {p.data_ptr(): p.nbytes for p in target.model.parameters()}
     if target.output_head.weight is not target.embedding.weight:
         weights.pop(target.embedding.weight.data_ptr())
     cache = sum(buffer.data[..., :1, :].nbytes for buffer in target.new_cache(1).buffers.values()) * context
-    head = sum(p.nbytes for p in model.draft.parameters()) if drafting else 0
-    return sum(weights.values()) + cache + (model.tree_defaults["depth"] + 1) * head
+    head = model.draft
+    once, per_call = (sum(p.nbytes for module in part for p in module.parameters()) for part in ([head.fc], [head.midlayer, head.norm, head.lm_head]))
+    return sum(weights.values()) + cache + drafting * (once + (model.tree_defaults["depth"] + 1) * per_call)
 
 
 def compare(samples: list[Sample], arm: str, base: str, value) -> Estimate | None:
@@ -196,13 +201,21 @@ def compare(samples: list[Sample], arm: str, base: str, value) -> Estimate | Non
     return ratio_of_ratios(y1, x1, y0, x0)
 
 
-def summarise(model: EaModel, samples: list[Sample], counts: dict, context: int) -> list[dict]:
-    """One row an arm."""
-    speed = bandwidth(model.target.device)
+def summarise(model: EaModel, samples: list[Sample], counts: dict, context: int, speed: float) -> list[dict]:
+    """One row an arm.
+
+    Args:
+        speed: of the memory, bytes a second.
+
+    Raises:
+        ValueError: naming an arm none of whose answers has two cycles.
+    """
     rows = []
     for arm in ARMS:
         mine = [found for found in samples if found.arm == arm]
         cycles = [second for found in mine for second in found.cycles]
+        if not cycles:
+            raise ValueError(f"no answer of {arm} has two cycles, and the first one is a warm-up; raise --max-new-token")
         floor = cycle_bytes(model, arm != "plain", context) / speed
         inside = [second for found in mine for second in found.inside]
         rows.append({
@@ -235,8 +248,18 @@ def render(rows: list[dict], forward: dict[int, float]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def circumstances(model: EaModel) -> dict:
+    """What a time holds for, besides the settings."""
+    return {
+        "dtype": str(model.target.dtype), "device": device_name(model.target.device), "threads": torch.get_num_threads(),
+        "torch": torch.__version__, "commit": commit(),
+    }  # fmt: skip
+
+
 def run(args: argparse.Namespace) -> None:
     """Measure, print, write."""
+    if args.rounds < 1:
+        raise ValueError(f"--rounds is {args.rounds}; it must be at least 1")
     model = EaModel.from_pretrained(args.base_model_path, args.ea_model_path, **flags.tree(args), dtype=args.dtype)
     if model.draft is None:
         raise ValueError("--ea-model-path is missing: a cycle needs a head")
@@ -253,17 +276,12 @@ def run(args: argparse.Namespace) -> None:
         seed = turn_seed(args.seed, question.question_id, 0, 0)
         for arm in names[turn:] + names[:turn]:
             samples.append(sample(model, prompt, arm, question.question_id, settings | {"seed": seed}, clock))
-    if not any(found.cycles for found in samples):
-        raise ValueError(f"no answer has two cycles; raise --max-new-token (it is {args.max_new_token})")
     context = round(mean(prompt.numel() for prompt in prompts) + args.max_new_token / 2)
-    rows = summarise(model, samples, counts, context)
+    speed = bandwidth(model.target.device)
+    rows = summarise(model, samples, counts, context, speed)
     forward = {nodes: median(seconds) for nodes, seconds in verification_seconds(model.target, NODES, context, args.rounds).items()}
-    machine = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
-    about = {
-        "base_model_path": args.base_model_path, "dtype": str(model.target.dtype), **model.tree_defaults, "temperature": args.temperature,
-        "max_new_token": args.max_new_token, "questions": len(questions), "context": context, "machine": machine,
-        "bandwidth_gb_per_sec": bandwidth(model.target.device) / 1e9, "torch": torch.__version__, "commit": commit(),
-    }  # fmt: skip
+    about = {k: str(v) for k, v in vars(args).items() if v is not None} | model.tree_defaults | circumstances(model)
+    about |= {"questions": len(questions), "context": context, "bandwidth_gb_per_sec": round(speed / 1e9, 1)}
     text = render(rows, forward)
     print(text)
     result = json.dumps({"settings": about, "arms": rows, "forward_ms": {k: 1e3 * v for k, v in forward.items()}}, default=asdict)

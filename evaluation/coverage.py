@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> None:
     setting = f"{pair.label}, {len(counts)} questions of {args.bench_name}, {sum(counts.values()):,} nodes, T = 1"
     text = "\n".join(lines) + f"\n\n{setting}; ± half of the 95 % interval, clustered by question.\n"
     print(text)
-    replace_text(args.results / "table5" / args.pair / "coverage.md", text)
+    replace_text(args.results / "table5" / flags.pair_folder(args) / "coverage.md", text)
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -125,7 +125,7 @@ def run(args: argparse.Namespace) -> None:
     if not cells:
         raise ValueError(f"--seeds is {args.seeds}; it must be at least 1")
     part = parse_part(args.part)
-    folder = settings_folder(args.results, args.name, args.pair, args.max_new_token)
+    folder = settings_folder(args.results, args.name, flags.pair_folder(args), args.max_new_token)
     total = sum(len(questions[cell.bench]) for cell in cells)
     print(f"{experiment.title}\n{len(cells)} cells, {total} answers, part {part[0] + 1} of {part[1]} -> {folder}", flush=True)
     start = time.perf_counter()
@@ -134,7 +134,8 @@ def run(args: argparse.Namespace) -> None:
     if part == (0, 1):
         write(args.name, args.pair, folder, folder)
     else:
-        print(f"when all parts are done: python -m evaluation.tables {args.name} --pair {args.pair} --max-new-token {args.max_new_token}")
+        dtype = "" if args.dtype is None else f" --dtype {args.dtype}"
+        print(f"when all parts are done: python -m evaluation.tables {args.name} --pair {args.pair}{dtype} --max-new-token {args.max_new_token}")
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -65,6 +65,11 @@ def pair(args: argparse.Namespace) -> Pair:
     return PAIRS[args.pair] if args.dtype is None else replace(PAIRS[args.pair], dtype=args.dtype)
 
 
+def pair_folder(args: argparse.Namespace) -> str:
+    """The pair's part of the path of results: its name, and the dtype where that is not the pair's own."""
+    return args.pair if args.dtype is None else f"{args.pair}-{args.dtype}"
+
+
 def add_study(parser: argparse.ArgumentParser, max_new_token: int) -> None:
     """What a study of one of the paper's pairs along answers of its target needs."""
     add_pair(parser)

@@ -93,7 +93,11 @@ class Experiment:
 
 
 def settings_folder(results: Path, name: str, pair: str, max_new_token: int) -> Path:
-    """Where the answers of an experiment lie; what changes all of them is in the name."""
+    """Where the answers of an experiment lie; what changes all of them is in the name.
+
+    Args:
+        pair: see ``evaluation.flags.pair_folder``.
+    """
     return results / name / pair / f"cap{max_new_token}"
 
 

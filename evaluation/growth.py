@@ -21,8 +21,7 @@ from eagle.model.decoding import DecodingOptions
 from eagle.model.ea_model import EaModel
 from eagle.model.law import TargetLaw
 from eagle.model.tree_size import drafting_seconds, verification_seconds
-from evaluation import flags
-from evaluation.answers import commit
+from evaluation.bench import circumstances
 from rheo import Draws, build_tree, verify
 
 NODES = (8, 16, 32, 60, 128, 256)
@@ -62,7 +61,7 @@ def curves(model: EaModel, rounds: int) -> dict[str, dict]:
         return median(verification_seconds(target, (nodes,), context, rounds)[nodes])
 
     def drafting(options: DecodingOptions, context: int = SHORT, **size: int) -> float:
-        return drafting_seconds(target, draft, context, replace(options, **size))
+        return drafting_seconds(target, draft, context, replace(options, **size), rounds)
 
     plan = {
         "tree nodes: forward of the target": (NODES, {"forward": lambda n: forward(n, SHORT)}),
@@ -80,6 +79,15 @@ def curves(model: EaModel, rounds: int) -> dict[str, dict]:
         name: {"x": list(xs), "ms": {key: [1e3 * measure(x) for x in tqdm(xs, desc=f"{name}, {key}")] for key, measure in series.items()}}
         for name, (xs, series) in plan.items()
     }
+
+
+def render(found: dict[str, dict]) -> str:
+    """The curves as one Markdown table."""
+    lines = ["| over | what | size: ms |", "| --- | --- | --- |"]
+    for name, data in found.items():
+        for key, values in data["ms"].items():
+            lines.append(f"| {name} | {key} | {', '.join(f'{x:,}: {value:.2f}' for x, value in zip(data['x'], values))} |")
+    return "\n".join(lines) + "\n"
 
 
 def draw(found: dict[str, dict], picture: Path) -> None:
@@ -114,13 +122,14 @@ def run(args: argparse.Namespace) -> None:
     if args.rounds < 1:
         raise ValueError(f"--rounds is {args.rounds}; it must be at least 1")
     found = curves(model, args.rounds)
-    for name, data in found.items():
-        for key, values in data["ms"].items():
-            print(f"{name}, {key}: " + ", ".join(f"{x}: {value:.2f} ms" for x, value in zip(data["x"], values)))
-    about = {"base_model_path": args.base_model_path, "dtype": str(model.target.dtype), "threads": torch.get_num_threads(), "commit": commit()}
-    replace_text(args.output / "growth.json", json.dumps({"settings": about, "curves": found}, indent=1) + "\n")
+    about = {k: str(v) for k, v in vars(args).items() if v is not None} | circumstances(model)
+    text = render(found)
+    print(text)
+    replace_text(args.output / "growth.md", text + "\n" + ", ".join(f"{k} {v}" for k, v in about.items()) + "\n")
+    result = json.dumps({"settings": about, "curves": found})
+    replace_text(args.output / "growth.json", result + "\n")
     draw(found, args.output / "growth.svg")
-    print(f"Written: {args.output}/growth.json, growth.svg, growth.png")
+    print(result)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -131,8 +140,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--base-model-path", required=True)
     parser.add_argument("--ea-model-path", help="default: the demo's head")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--output", type=Path, default=Path("results/growth"))
-    flags.add_model(parser)
+    parser.add_argument("--output", type=Path, default=Path("results/growth/demo"))
+    parser.add_argument("--dtype", default="auto", help="auto, bf16, fp16 or fp32")
     args = parser.parse_args(argv)
     try:
         run(args)

@@ -107,7 +107,7 @@ def run(args: argparse.Namespace) -> None:
     setting = f"{pair.label}, {len(questions)} questions of {args.bench_name}, T = {args.temperature:g}"
     text = "\n".join(lines) + f"\n\n{setting}; ± half of the 95 % interval, clustered by question.\n"
     print(text)
-    output = args.results / "table4" / args.pair
+    output = args.results / "table4" / flags.pair_folder(args)
     replace_text(output / "one_level.md", text)
     settings = {k: str(v) for k, v in vars(args).items()} | {"commit": commit()}
     replace_text(output / "one_level.json", json.dumps({"settings": settings, "table": table, "rows": rows}, default=asdict) + "\n")

@@ -15,6 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from eagle.files import replace_text, replacing
+from evaluation import flags
 from evaluation.answers import read_answers
 from evaluation.grids import BENCH_LABELS, EXPERIMENTS, PAIRS, PAPER, Arm, Experiment, settings_folder
 from evaluation.report import phase_seconds, totals
@@ -187,7 +188,7 @@ class Sources:
     def of(cls, arm: Arm, temperature: float, records: list[dict]) -> "Sources":
         choices = [choice for record in records for choice in record["choices"]]
         cycles = [cycle for choice in choices for turn in choice["accepted_kinds"] for cycle in turn]
-        families = "".join(family for choice in choices for turn in choice["survivals"] for family in turn)
+        families = "".join(family for choice in choices for turn in choice.get("survivals", ()) for family in turn)
         reached = [sum(len(cycle) >= level for cycle in cycles) for level in range(max(map(len, cycles), default=0) + 1)]
         return cls(
             arm.name, temperature, {kind: sum(cycle.count(kind[0]) for cycle in cycles) / max(len(cycles), 1) for kind in KIND_NAMES},
@@ -284,13 +285,13 @@ def main(argv: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m evaluation.tables", description=__doc__.split("\n")[0],
                                      formatter_class=argparse.ArgumentDefaultsHelpFormatter)  # fmt: skip
     parser.add_argument("name", choices=EXPERIMENTS)
-    parser.add_argument("--pair", default="llama31-8b", choices=PAIRS)
+    flags.add_pair(parser)
     parser.add_argument("--max-new-token", type=int, default=1024)
     parser.add_argument("--results", type=Path, default=Path("results"))
     parser.add_argument("--output", type=Path, help="folder; default: beside the answers")
     args = parser.parse_args(argv)
     try:
-        folder = settings_folder(args.results, args.name, args.pair, args.max_new_token)
+        folder = settings_folder(args.results, args.name, flags.pair_folder(args), args.max_new_token)
         write(args.name, args.pair, folder, args.output or folder)
     except (ValueError, OSError) as error:
         sys.exit(f"error: {error}")

@@ -83,11 +83,15 @@ def test_table2_has_every_cell_and_its_numbers_are_those_of_the_answers(run, cap
 
 
 def test_the_dtype_of_a_pair_can_be_chosen_and_answers_of_two_dtypes_do_not_mix(run, capsys):
-    folder = run("table3", "--bench-name qa --seeds 1 --dtype bf16")
-    records = read_answers(folder.glob("qa/*/*.jsonl"))
-    assert records and {record["run"]["dtype"] for record in records} == {"bfloat16"}
-    with pytest.raises(SystemExit, match="dtype 'bfloat16' then, 'float32' now"):
-        run("table3", "--bench-name qa --seeds 1")
+    plain = run("table3", "--bench-name qa --seeds 1")
+    run("table3", "--bench-name qa --seeds 1 --dtype bf16")
+    other = plain.parents[1] / "demo-bf16/cap6"
+    for folder, dtype in ((plain, "float32"), (other, "bfloat16")):
+        records = read_answers(folder.glob("qa/*/*.jsonl"))
+        assert len(records) == 9 and {record["run"]["dtype"] for record in records} == {dtype}
+    capsys.readouterr()
+    tables.main(f"table3 --pair demo --dtype bf16 --max-new-token 6 --results {plain.parents[2]}".split())
+    assert f"{other}" in capsys.readouterr().out
 
 
 def test_parts_together_are_the_whole_and_a_resumed_run_repeats_nothing(run, tmp_path, monkeypatch, capsys):

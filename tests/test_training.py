@@ -352,8 +352,12 @@ def test_a_head_overfits_a_small_corpus_and_its_tau_rises(work, tmp_path):
     assert all(after[arm] > before[arm] + 0.4 for arm in ("topk", "rheo")), (before, after)
 
 
-def test_a_resumed_run_ends_with_the_same_weights(work, tmp_path, monkeypatch):
-    training(work, tmp_path / "whole", f"--epochs 4 --save-every 3 --features {tmp_path}/features")
+@pytest.mark.parametrize("kept", [False, True])
+def test_a_resumed_run_ends_with_the_same_weights(work, tmp_path, monkeypatch, kept):
+    def features(name):
+        return f"--features {tmp_path}/features-{name}" if kept else ""
+
+    training(work, tmp_path / "whole", f"--epochs 4 --save-every 3 {features('whole')}")
     original = train.Run.train_step
 
     def killed(self):
@@ -363,11 +367,11 @@ def test_a_resumed_run_ends_with_the_same_weights(work, tmp_path, monkeypatch):
 
     monkeypatch.setattr(train.Run, "train_step", killed)
     with pytest.raises(KeyboardInterrupt):
-        training(work, tmp_path / "part", "--epochs 4 --save-every 3")
+        training(work, tmp_path / "part", f"--epochs 4 --save-every 3 {features('part')}")
     monkeypatch.setattr(train.Run, "train_step", original)
-    training(work, tmp_path / "part", "--epochs 4 --save-every 3")
+    training(work, tmp_path / "part", f"--epochs 4 --save-every 3 {features('part')}")
     whole, part = weights(tmp_path / "whole"), weights(tmp_path / "part")
-    assert all(torch.equal(whole[name], part[name]) for name in whole)  # with kept features and without, too
+    assert all(torch.equal(whole[name], part[name]) for name in whole)
     steps = [(r["step"], "tau" in r) for r in metrics(tmp_path / "part")]
     assert steps == sorted(set(steps)) == [(r["step"], "tau" in r) for r in metrics(tmp_path / "whole")]
 

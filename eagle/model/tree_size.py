@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import platform
 import time
+import warnings
 from statistics import median
 
 import torch
@@ -34,23 +36,30 @@ def choose_total_token(target: TargetModel, draft: DraftModel, prompt: Tensor, d
     key = identity(target, draft, depth, top_k)
     known = json.loads(path.read_text()) if path.exists() else {}
     if key not in known:
-        print("Choosing the size of the draft tree by measurement (once for this pair and machine)", flush=True)
+        print("Choosing the size of the draft tree by measurement, once for this pair and machine; best with nothing else running", flush=True)
         options = DecodingOptions(SamplingOptions(1.0), total_token=max(CANDIDATES), depth=depth, top_k=top_k)
         tau = expected_tokens(target, draft, prompt, options)
         drafting = drafting_seconds(target, draft, prompt.numel() + TEXT, options)
         verification = verification_seconds(target, CANDIDATES, prompt.numel() + TEXT)
         size = best_size(tau, {n: drafting + median(times) for n, times in verification.items()})
         known = (json.loads(path.read_text()) if path.exists() else {}) | {key: size}
-        replace_text(path, json.dumps(known, indent=1, sort_keys=True) + "\n")
+        try:
+            replace_text(path, json.dumps(known, indent=1, sort_keys=True) + "\n")
+        except OSError as error:
+            warnings.warn(f"the size could not be kept in {path} ({error}); it will be measured again", stacklevel=2)
+    print(f"total_token {known[key]}, as measured (kept in {path})", flush=True)
     return known[key]
 
 
 def identity(target: TargetModel, draft: DraftModel, depth: int, top_k: int) -> str:
     """What a measurement holds for."""
-    device = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else f"cpu x{torch.get_num_threads()}"
+    place = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else f"cpu x{torch.get_num_threads()}"
+    place = f"{platform.node()} {place}"
     head = hashlib.sha256(draft.fc.weight.detach().cpu().float().numpy().tobytes()).hexdigest()[:16]
     name = target.config.name_or_path or hashlib.sha256(str(target.config).encode()).hexdigest()[:16]
-    return f"{name} {str(target.dtype)[6:]}, head {head}, {device}, torch {torch.__version__}, depth {depth}, top-k {top_k}"
+    quantised = getattr(target.config, "quantization_config", None)
+    kind = str(target.dtype)[6:] if quantised is None else hashlib.sha256(str(quantised).encode()).hexdigest()[:16]
+    return f"{name} {kind}, head {head}, {place}, torch {torch.__version__}, depth {depth}, top-k {top_k}"
 
 
 def best_size(tau: Tensor, seconds: dict[int, float]) -> int:
@@ -81,7 +90,7 @@ def expected_tokens(target: TargetModel, draft: DraftModel, prompt: Tensor, opti
 
 
 @torch.inference_mode()
-def drafting_seconds(target: TargetModel, draft: DraftModel, context: int, options: DecodingOptions) -> float:
+def drafting_seconds(target: TargetModel, draft: DraftModel, context: int, options: DecodingOptions, rounds: int = ROUNDS) -> float:
     """Median seconds of growing one tree behind ``context`` committed tokens."""
     device, dtype = draft.fc.weight.device, draft.fc.weight.dtype
     state = DraftState(draft, target.embedding, context + options.depth * (options.top_k + 1))
@@ -90,7 +99,7 @@ def drafting_seconds(target: TargetModel, draft: DraftModel, context: int, optio
     logits, target_ids = state.commit(root.expand(context), features), draft.target_ids()
     draws = Draws(torch.Generator(device=device).manual_seed(0))
     times = []
-    for _ in range(ROUNDS + 1):
+    for _ in range(rounds + 1):
         state.forget_tree()
         start = time.perf_counter()
         build_tree(root, logits, state.expand, options.tree, draws, target_ids).tokens[0].item()  # waits for the device

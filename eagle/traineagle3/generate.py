@@ -22,6 +22,7 @@ from tqdm import tqdm
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedTokenizerBase, StaticCache
 
 from eagle.files import differences, replace_text
+from eagle.model.decoding import NonFiniteLogits
 from eagle.model.ea_model import EaModel
 from eagle.traineagle3.corpus import Conversation
 
@@ -160,19 +161,20 @@ class Conversations:
             )
             for row, new in zip(rows, ids[:, length:].tolist()):
                 texts[row] = cut(new, ends)
-            on = torch.tensor([i for i, row in enumerate(rows) if not texts[row][1]], dtype=torch.long, device=ids.device)
-            rows = [rows[i] for i in on.tolist()]
-            if not rows:
+            mask = pad(mask, (0, ids.shape[1] - mask.shape[1]), value=1)
+            on = [i for i, row in enumerate(rows) if not texts[row][1]]
+            if not on:
                 break
-            ids, mask = ids[on], pad(mask[on], (0, ids.shape[1] - mask.shape[1]), value=1)
-            keep_rows(cache, on)
+            if len(on) < len(rows):
+                rows, ids, mask = [rows[i] for i in on], ids[on], mask[on]
+                keep_rows(cache, on)
         return texts
 
 
-def keep_rows(cache: StaticCache, rows: Tensor) -> None:
-    """Leave some sequences (int64 ``[n]``) of a batch in its cache."""
+def keep_rows(cache: StaticCache, rows: list[int]) -> None:
+    """Leave some sequences of a batch in its cache."""
     for layer in cache.layers:
-        layer.keys, layer.values, layer.batch_size = layer.keys[rows], layer.values[rows], rows.numel()
+        layer.keys, layer.values, layer.batch_size = layer.keys[rows], layer.values[rows], len(rows)
 
 
 class Draw(LogitsProcessor):
@@ -180,6 +182,9 @@ class Draw(LogitsProcessor):
 
     ``generate``'s own draw takes one random number a token of the vocabulary, which on a CPU costs more than the network does
     in a large batch. This one takes two a row: one picks a block of the vocabulary, the other a token of the block.
+
+    Raises:
+        NonFiniteLogits: when called, where a law is NaN.
     """
 
     BLOCK = 256
@@ -189,6 +194,8 @@ class Draw(LogitsProcessor):
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         p = (scores.float() / self.temperature).softmax(-1)
+        if p.isnan().any():
+            raise NonFiniteLogits(scores.dtype)
         blocks = pad(p, (0, -p.shape[-1] % self.BLOCK)).unflatten(-1, (-1, self.BLOCK))
         block = pick(blocks.sum(-1))
         token = block * self.BLOCK + pick(blocks[torch.arange(len(p), device=p.device), block])
@@ -369,7 +376,7 @@ def main(argv: list[str] | None = None) -> None:
     """Entry point; bad input ends with one line, not a traceback."""
     try:
         run(build_parser().parse_args(argv))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, NonFiniteLogits) as error:
         sys.exit(f"error: {error}")
 
 
