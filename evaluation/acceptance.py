@@ -7,7 +7,6 @@ differences between arms are paired by context; only which token the sampled slo
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -22,6 +21,7 @@ from eagle.model.decoding import DecodingOptions
 from eagle.model.demo import DEMO_NAME, demo_head_path
 from eagle.model.draft import load_draft
 from eagle.model.ea_model import EaModel
+from eagle.program import one_line_errors
 from evaluation import calibration, flags
 from evaluation.answers import commit, device_name, turn_seed
 from evaluation.calibration import Calibration
@@ -194,10 +194,8 @@ def run(args: argparse.Namespace) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Entry point; bad input ends with one line, not a traceback."""
-    try:
+    with one_line_errors():
         run(build_parser().parse_args(argv))
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ JSON object. How cost grows with the size of trees, contexts and vocabularies: `
 
 import argparse
 import json
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -26,6 +25,7 @@ from tqdm import tqdm
 from eagle.files import replace_text
 from eagle.model.ea_model import EaModel
 from eagle.model.tree_size import verification_seconds
+from eagle.program import one_line_errors
 from evaluation import flags
 from evaluation.answers import commit, device_name, turn_seed
 from evaluation.prompts import build_prompt, check_template
@@ -313,10 +313,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> None:
     """Entry point; bad input ends with one line, not a traceback."""
-    try:
+    with one_line_errors():
         run(build_parser().parse_args(argv))
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from eagle.model.decoding import NonFiniteLogits
 from eagle.model.ea_model import EaModel
 from eagle.model.law import TargetLaw
+from eagle.program import one_line_errors
 from evaluation import flags
 from evaluation.greedy_check import TIE
 from evaluation.prompts import build_prompt, check_template
@@ -182,7 +182,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """0 where nothing speaks against the law, 1 where the test fails, 2 where it could not have failed."""
     args = build_parser().parse_args(argv)
-    try:
+    with one_line_errors():
         if args.samples < 20:
             raise ValueError(f"--samples is {args.samples}; at least 20 are needed")
         model = EaModel.from_pretrained(args.model, args.head, **flags.tree(args), dtype=args.dtype)
@@ -193,8 +193,6 @@ def main(argv: list[str] | None = None) -> int:
         fit, facts = draw_and_test(model, prompt, options, args.samples)
         print(report(fit, facts, args.samples), flush=True)
         longer = draw_and_rank(model, prompt, options, args.texts, args.text_length) if args.texts else None
-    except (ValueError, OSError, NonFiniteLogits) as error:
-        sys.exit(f"error: {error}")
     if longer:
         print(report_texts(longer))
     if facts["impossible"] or fit.p_value < FALSE_ALARM or (longer and longer.p_value < FALSE_ALARM):

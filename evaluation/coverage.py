@@ -5,7 +5,6 @@ RheoSampling with m = 1 along the target's own answers.
 """
 
 import argparse
-import sys
 
 import torch
 from torch import Tensor
@@ -14,6 +13,7 @@ from tqdm import tqdm
 from eagle.files import replace_text
 from eagle.model.acceptance import contexts
 from eagle.model.ea_model import EaModel
+from eagle.program import one_line_errors
 from evaluation import flags
 from evaluation.acceptance import continuation
 from evaluation.grids import EXPERIMENTS
@@ -72,12 +72,10 @@ def main(argv: list[str] | None = None) -> None:
     flags.add_study(parser, 96)
     parser.add_argument("--every", type=int, default=12, help="tokens between two trees")
     args = parser.parse_args(argv)
-    try:
+    with one_line_errors():
         if args.every < 1:
             raise ValueError(f"--every is {args.every}; it must be at least 1")
         run(args)
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ table or figure is written (``evaluation.tables``).
 """
 
 import argparse
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +16,8 @@ import torch
 from accelerate import PartialState
 from tqdm import tqdm
 
-from eagle.model.decoding import NonFiniteLogits
 from eagle.model.ea_model import EaModel
+from eagle.program import one_line_errors
 from evaluation import flags
 from evaluation.answers import Request, answer, answer_turn, append, resume, run_block
 from evaluation.grids import BENCHES, EXPERIMENTS, Cell, Pair, settings_folder
@@ -140,10 +139,8 @@ def run(args: argparse.Namespace) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Entry point; bad input ends with one line, not a traceback."""
-    try:
+    with one_line_errors():
         run(build_parser().parse_args(argv))
-    except (ValueError, OSError, NonFiniteLogits) as error:
-        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,10 @@
 """Answer a question set with speculative decoding: ``python -m evaluation.gen_ea_answer --help``."""
 
 import argparse
-import sys
 from pathlib import Path
 
-from eagle.model.decoding import NonFiniteLogits
 from eagle.model.ea_model import EaModel
+from eagle.program import one_line_errors
 from evaluation import flags
 from evaluation.answers import Request, answer_all, describe, read_answers, run_block
 from evaluation.prompts import check_template
@@ -74,10 +73,8 @@ def main(argv: list[str] | None = None, drafting: bool = True) -> None:
     """Entry point; bad input ends with one line, not a traceback."""
     parser = build_parser(drafting)
     args = parser.parse_args(argv)
-    try:
+    with one_line_errors():
         run(args, drafting)
-    except (ValueError, OSError, NonFiniteLogits) as error:
-        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

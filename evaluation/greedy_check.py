@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from eagle.model.ea_model import EaModel
+from eagle.program import one_line_errors
 from evaluation import flags
 from evaluation.prompts import build_prompt, check_template
 from evaluation.questions import load_questions, question_file
@@ -60,12 +61,10 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--max-new-token", type=int, default=64)
     flags.add_model(parser, dtype="fp32")
     args = parser.parse_args(argv)
-    try:
+    with one_line_errors():
         questions = load_questions(args.question_file or question_file(args.bench_name), None, args.question_end)
         model = EaModel.from_pretrained(args.base_model_path, args.ea_model_path, dtype=args.dtype)
         check_template(args.template, model.tokenizer)
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
     tie, faults = TIE[model.target.dtype], 0
     for question in questions:
         prompt = build_prompt(args.template, model.tokenizer, [question.turns[0]], [])

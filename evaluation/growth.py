@@ -7,7 +7,6 @@ drawn once. Medians of a few rounds.
 
 import argparse
 import json
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from eagle.model.decoding import DecodingOptions
 from eagle.model.ea_model import EaModel
 from eagle.model.law import TargetLaw
 from eagle.model.tree_size import drafting_seconds, verification_seconds
+from eagle.program import one_line_errors
 from evaluation.bench import circumstances
 from rheo import Draws, build_tree, verify
 
@@ -143,10 +143,8 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, default=Path("results/growth/demo"))
     parser.add_argument("--dtype", default="auto", help="auto, bf16, fp16 or fp32")
     args = parser.parse_args(argv)
-    try:
+    with one_line_errors():
         run(args)
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

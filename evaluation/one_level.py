@@ -6,7 +6,6 @@ is accepted stands beside what the closed forms give for the same p and q (``rhe
 
 import argparse
 import json
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict
 
@@ -18,6 +17,7 @@ from eagle.files import replace_text
 from eagle.model.acceptance import paired_logits
 from eagle.model.ea_model import EaModel
 from eagle.model.law import TargetLaw
+from eagle.program import one_line_errors
 from evaluation import flags
 from evaluation.acceptance import continuation
 from evaluation.answers import commit, turn_seed
@@ -119,10 +119,8 @@ def main(argv: list[str] | None = None) -> None:
                                      formatter_class=argparse.ArgumentDefaultsHelpFormatter)  # fmt: skip
     flags.add_study(parser, 128)
     parser.add_argument("--temperature", type=float, default=1.0)
-    try:
+    with one_line_errors():
         run(parser.parse_args(argv))
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ import argparse
 import hashlib
 import json
 import os
-import sys
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from pathlib import Path
 
 import eagle
 from eagle.files import replacing
+from eagle.program import one_line_errors
 
 SHIPPED = Path(eagle.__file__).parent / "data"
 SOURCE = "https://raw.githubusercontent.com/SafeAILab/EAGLE/cb7e0841fe0c206c6ed74a197ad5e2a1f13f5a2b/eagle/data"
@@ -124,14 +124,12 @@ def main(argv: list[str] | None = None) -> None:
     command.add_argument("--from", dest="source", type=Path, help="folder with <name>/question.jsonl, in place of the network")
     args = parser.parse_args(argv)
     unknown = [name for name in args.names if name not in SHA256]
-    try:
+    with one_line_errors():
         if unknown:
             raise ValueError(f"unknown question sets: {', '.join(unknown)}; choose among {', '.join(SHA256)}")
         for name in args.names or SHA256:
             place = fetch(name, args.source)
             print(f"{name}: {len(load_questions(place))} questions, {place}", flush=True)
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

@@ -7,12 +7,12 @@ seed are one arm.
 
 import argparse
 import json
-import sys
 from collections import defaultdict
 from dataclasses import asdict
 from pathlib import Path
 
 from eagle.files import replace_text
+from eagle.program import one_line_errors
 from evaluation.answers import read_answers
 from evaluation.page import write_page
 from evaluation.statistics import Estimate, ratio, ratio_of_ratios
@@ -172,15 +172,13 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--output", type=Path, help="JSON file; default: report.json beside the first answer file")
     parser.add_argument("--html", type=Path, metavar="RESULTS", help="gather all tables and figures of this folder on one page instead")
     args = parser.parse_args(argv)
-    try:
+    with one_line_errors():
         if args.html is not None:
             print(write_page(args.html))
             return
         if not args.answers:
             raise ValueError("no answer files are given")
         rows = build_report(args.answers, args.baseline)
-    except (ValueError, FileNotFoundError) as error:
-        sys.exit(f"error: {error}")
     output = args.output or args.answers[0].with_name("report.json")
     print(render(rows))
     replace_text(output, json.dumps(rows, default=asdict, indent=1) + "\n")

@@ -9,12 +9,12 @@ import csv
 import io
 import json
 import math
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from eagle.files import replace_text, replacing
+from eagle.program import one_line_errors
 from evaluation import flags
 from evaluation.answers import read_answers
 from evaluation.grids import BENCH_LABELS, EXPERIMENTS, PAIRS, PAPER, Arm, Experiment, settings_folder
@@ -290,11 +290,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--results", type=Path, default=Path("results"))
     parser.add_argument("--output", type=Path, help="folder; default: beside the answers")
     args = parser.parse_args(argv)
-    try:
+    with one_line_errors():
         folder = settings_folder(args.results, args.name, flags.pair_folder(args), args.max_new_token)
         write(args.name, args.pair, folder, args.output or folder)
-    except (ValueError, OSError) as error:
-        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from scipy.stats import chisquare
 from tiny import draft_ids, tiny_head, tiny_target, tiny_tokenizer
 from torch.nn.functional import linear
 
+from eagle.model.decoding import NonFiniteLogits
 from eagle.model.draft import DraftState, load_draft
 from eagle.model.ea_model import EaModel
 from eagle.model.target import TargetModel
@@ -271,6 +272,12 @@ def test_a_token_drawn_by_blocks_has_the_law_of_its_row():
         often = law * rows >= 10
         found, expected = ([*w[often], w[~often].sum()] for w in (counts, law * rows))
         assert chisquare(found, expected).pvalue > 1e-4
+
+
+def test_broken_logits_raise_and_give_no_token():
+    for vocab in (512, 600):
+        with pytest.raises(NonFiniteLogits):
+            generate.Draw(1.0)(None, torch.zeros(2, vocab).index_fill(1, torch.tensor([3]), torch.inf))
 
 
 def test_an_interrupted_corpus_goes_on_to_the_same_file(work, tmp_path):

@@ -10,7 +10,6 @@ import gzip
 import hashlib
 import json
 import os
-import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,6 +23,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 from eagle.files import differences, replace_text
 from eagle.model.decoding import NonFiniteLogits
 from eagle.model.ea_model import EaModel
+from eagle.program import one_line_errors
 from eagle.traineagle3.corpus import Conversation
 
 # What the target is told before it makes up a user turn; "" is the template's own system prompt.
@@ -374,10 +374,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def main(argv: list[str] | None = None) -> None:
     """Entry point; bad input ends with one line, not a traceback."""
-    try:
+    with one_line_errors():
         run(build_parser().parse_args(argv))
-    except (ValueError, OSError, NonFiniteLogits) as error:
-        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,6 @@ The output folder holds
 import argparse
 import json
 import math
-import sys
 import time
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -25,6 +24,7 @@ from tqdm import tqdm
 from eagle.files import differences, replace_text, replacing
 from eagle.model.draft import DraftModel, head_folder, load_draft, read_config
 from eagle.model.ea_model import EaModel
+from eagle.program import one_line_errors
 from eagle.traineagle3.corpus import Conversation, digest, read_corpus
 from eagle.traineagle3.curve import draw_curve
 from eagle.traineagle3.heldout import HeldOut, split
@@ -373,10 +373,8 @@ def run(args: argparse.Namespace) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Entry point; bad input ends with one line, not a traceback."""
-    try:
+    with one_line_errors(DivergedError):
         run(build_parser().parse_args(argv))
-    except (ValueError, OSError, DivergedError) as error:
-        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":
