@@ -60,9 +60,10 @@ def random_texts(*lengths):
 
 
 @pytest.fixture(autouse=True)
-def fresh_accelerator():
-    """Each run of a test is a program of its own; accelerate keeps one state a process."""
+def fresh_program(monkeypatch):
+    """Each run of a test is a program of its own (accelerate keeps one state a process), and holds some of the few conversations out."""
     AcceleratorState._reset_state(reset_partial_state=True)
+    monkeypatch.setattr(train, "HELD_OUT_ONE_IN", 10)
 
 
 # What is learnt
