@@ -1,8 +1,8 @@
 """What a cycle costs and where it goes: ``python -m evaluation.bench --base-model-path smollm2-demo``.
 
 Plain decoding, Top-K and RheoSampling answer the same questions in turn, in an order that rotates, so that a slow phase of the machine meets all
-alike; what is written is a median over cycles, or a ratio paired by question. "Networks" is the time inside the modules of target and head, the rest is
-what the method costs (on a CPU; a GPU's launches return before the work is done, so that only phases and cycles are timed there). The last line is one
+alike; what is written is a median over cycles, or a ratio paired by question. "Networks" is the time inside the modules of target and head,
+the rest is what the method costs (on a CPU; a GPU's launches return before the work is done, so that only phases and cycles are timed there). The last line is one
 JSON object. How cost grows with the size of trees, contexts and vocabularies: ``evaluation.growth``.
 """
 
@@ -103,8 +103,13 @@ class Clock:
 
 def networks(model: EaModel) -> list[nn.Module]:
     """The modules of target and head whose time is that of the networks."""
+    return [model.base_model, *(module for part in head_parts(model) for module in part)]
+
+
+def head_parts(model: EaModel) -> tuple[list[nn.Module], list[nn.Module]]:
+    """The modules of the head that run once a cycle, and those that run at every draft call."""
     head = model.draft
-    return [model.base_model, head.fc, head.midlayer, head.norm, head.lm_head]
+    return [head.fc], [head.midlayer, head.norm, head.lm_head]
 
 
 @dataclass
@@ -184,8 +189,7 @@ def cycle_bytes(model: EaModel, drafting: bool, context: int) -> int:
     if target.output_head.weight is not target.embedding.weight:
         weights.pop(target.embedding.weight.data_ptr())
     cache = sum(buffer.data[..., :1, :].nbytes for buffer in target.new_cache(1).buffers.values()) * context
-    head = model.draft
-    once, per_call = (sum(p.nbytes for module in part for p in module.parameters()) for part in ([head.fc], [head.midlayer, head.norm, head.lm_head]))
+    once, per_call = (sum(p.nbytes for module in part for p in module.parameters()) for part in head_parts(model))
     return sum(weights.values()) + cache + drafting * (once + (model.tree_defaults["depth"] + 1) * per_call)
 
 
@@ -232,10 +236,11 @@ def summarise(model: EaModel, samples: list[Sample], counts: dict, context: int,
 
 def render(rows: list[dict], forward: dict[int, float]) -> str:
     """The report as Markdown."""
-    lines = [
-        "| arm | cycles | tau | cycle, ms | draft | verify | commit | outside the networks | over Top-K's | tokens/s | times plain | share of the memory's bandwidth | operations | host reads |",
-        "| --- " * 14 + "|",
-    ]
+    columns = (
+        "arm", "cycles", "tau", "cycle, ms", *PHASES, "outside the networks", "over Top-K's", "tokens/s", "times plain",
+        "share of the memory's bandwidth", "operations", "host reads",
+    )  # fmt: skip
+    lines = [f"| {' | '.join(columns)} |", "| --- " * len(columns) + "|"]
     for row in rows:
         phases = " | ".join(f"{row['phases_ms'][phase]:.2f}" for phase in PHASES)
         outside = "" if row["outside_ms"] is None else f"{row['outside_ms']:.2f}"

@@ -26,7 +26,7 @@ def law(args: argparse.Namespace) -> dict:
 def add_tree(parser: argparse.ArgumentParser, total_token: int = 60, depth: int = 7) -> None:
     """Size of the draft tree (see ``tree``)."""
     parser.add_argument("--total-token", type=int, default=total_token, help="tree nodes, the root included; -1 measures and chooses")
-    parser.add_argument("--depth", type=int, default=depth, help="expansions after the first level")
+    parser.add_argument("--depth", type=int, default=depth, help="expansions after the first level; -1 measures and chooses")
     parser.add_argument("--top-k", type=int, default=10, help="slots of a pool (the tree's K)")
 
 

@@ -4,6 +4,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase
 
+from eagle.model.chat import chat_ids, chat_text
+
 # The system prompt of EAGLE's Llama-3.1 script (Meta's Llama-2 prompt), needed to compare with its results.
 LLAMA31_SYSTEM = (
     "You are a helpful, respectful and honest assistant. Always answer as helpfully as possible, while being safe.  "
@@ -41,5 +43,4 @@ def build_prompt(template: str, tokenizer: PreTrainedTokenizerBase, users: list[
         messages.append({"role": "user", "content": user})
         if i < len(answers):
             messages.append({"role": "assistant", "content": answers[i]})
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    return torch.tensor([tokenizer(text, add_special_tokens=False).input_ids])
+    return torch.tensor([chat_ids(tokenizer, chat_text(tokenizer, messages))])

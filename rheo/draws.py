@@ -2,6 +2,9 @@
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
+
+BLOCK = 128  # tokens of a block of a large vocabulary
 
 
 class Draws:
@@ -20,15 +23,26 @@ class Draws:
     def token(self, weights: Tensor) -> Tensor:
         """Draw one index per row with probability proportional to ``weights``, rows independent.
 
-        An exponential race, ``argmax(w / e)``: it needs no normalisation and no cumulative sum
-        (whose rounding would give tokens of probability 0 a chance), and never selects a weight of 0
-        unless all are 0.
+        A CPU makes random numbers slowly: there a large vocabulary is drawn from in two steps, a block and then a token of it.
 
         Args:
             weights: ``[..., V]``, non-negative, float32 or float64.
 
         Returns:
             int64 ``[...]``.
+        """
+        if weights.device.type != "cpu" or weights.shape[-1] <= BLOCK**2:
+            return self._race(weights)
+        blocks = pad(weights, (0, -weights.shape[-1] % BLOCK)).unflatten(-1, (-1, BLOCK))
+        block = self._race(blocks.sum(-1))
+        inside = blocks.take_along_dim(block[..., None, None], -2).squeeze(-2)
+        return block * BLOCK + self._race(inside)
+
+    def _race(self, weights: Tensor) -> Tensor:
+        """An exponential race, ``argmax(w / e)``.
+
+        It needs no normalisation and no cumulative sum (whose rounding would give tokens of probability 0 a chance), and never selects a
+        weight of 0 unless all are 0.
         """
         race = torch.empty_like(weights).exponential_(generator=self.generator)
         race.clamp_min_(torch.finfo(race.dtype).tiny)  # an exponential of exactly 0 would turn 0/0 into NaN

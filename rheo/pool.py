@@ -12,6 +12,7 @@ from rheo.draws import Draws
 LEAD, SAMPLED, FILL = 0, 1, 2
 KIND_NAMES = ("lead", "sampled", "fill")
 GREEDY_BELOW = 1e-5  # temperatures under this one mean argmax
+BLOCK = 8  # tokens of a block of the vocabulary, see ``highest``
 
 
 @dataclass(frozen=True)
@@ -81,29 +82,24 @@ def build_pools(logits: Tensor, options: PoolOptions, draws: Draws, target_ids: 
         least that of every fill slot: survival of the slot cannot depend on which token it holds.
     """
     # A draft that emits NaN or infinities is only a bad draft: it costs acceptance, never correctness.
-    logits = torch.nan_to_num(logits.to(torch.promote_types(logits.dtype, torch.float32)))
+    logits, precision = torch.nan_to_num(logits), torch.promote_types(logits.dtype, torch.float32)
     parents, vocab = logits.shape
     top_k_only = options.m is None
     n_support = min(options.size if top_k_only else options.support or vocab, vocab)
     width = min(options.size, n_support)
     n_lead = width if top_k_only else min(options.m, n_support)
 
-    top, ids = logits.topk(n_support)  # [P, S], the only sort; its order is stored and used by verification
+    top, ids = highest(logits, n_support)  # [P, S], the only sort; its order is stored and used by verification
+    top = top.to(precision)
     full = top_k_only or options.normaliser == "full"
-    log_q = top - (logits if full else top).logsumexp(-1, keepdim=True)
+    log_q = (top - (logits.to(precision) if full else top).logsumexp(-1, keepdim=True)).clamp_max(0)
     support = ids if target_ids is None else target_ids[ids]
 
     if n_lead == n_support or top_k_only:  # no tail: nothing to sample
         kinds = torch.zeros(n_lead, dtype=torch.long, device=logits.device)
-        return Pools(support[:, :n_lead], log_q[:, :n_lead].clamp_max(0), kinds, support, torch.zeros_like(top))
+        return Pools(support[:, :n_lead], log_q[:, :n_lead], kinds, support, torch.zeros_like(top))
 
-    tail = top[:, n_lead:]
-    if options.temperature < GREEDY_BELOW:
-        tail_law = torch.zeros_like(tail)
-        tail_law[:, 0] = 1
-    else:
-        tail_law = ((tail - tail[:, :1]) / options.temperature).softmax(-1)
-    q_tail = pad(tail_law, (n_lead, 0))
+    q_tail = pad(tempered(top[:, n_lead:], options.temperature), (n_lead, 0))
     drawn = draws.token(q_tail)[:, None]  # [P, 1] index into the support
 
     log_proxy = sampled_log_proxy(log_q, n_lead)
@@ -116,11 +112,36 @@ def build_pools(logits: Tensor, options: PoolOptions, draws: Draws, target_ids: 
     fill = fill + (fill >= drawn.masked_fill(tail_is_empty, n_support))
     return Pools(
         tokens=support.gather(1, torch.cat((lead, drawn, fill), 1)),
-        log_proxy=torch.cat((log_q[:, :n_lead], log_proxy, log_q.gather(1, fill)), 1).clamp_max(0),
+        log_proxy=torch.cat((log_q[:, :n_lead], log_proxy, log_q.gather(1, fill)), 1),
         kinds=kinds,
         support=support,
         q_tail=q_tail,
     )
+
+
+def highest(logits: Tensor, n: int) -> tuple[Tensor, Tensor]:
+    """The n highest of logits ``[P, V]``, falling, and their ids: ``topk``, which on a CPU takes its time over a large vocabulary.
+
+    There the vocabulary is cut into blocks: the n highest logits lie in the n blocks of the highest maxima, and maxima are quick to find.
+    """
+    vocab = logits.shape[-1]
+    if logits.device.type != "cpu" or vocab % BLOCK or vocab < 4 * n * BLOCK:
+        return logits.topk(n)
+    blocks = logits.unflatten(-1, (BLOCK, -1))  # a column is a block
+    columns = blocks.amax(1).topk(n).indices[:, None]
+    top, places = blocks.gather(2, columns.expand(-1, BLOCK, -1)).flatten(1).topk(n)
+    return top, places // n * blocks.shape[2] + columns[:, 0].gather(1, places % n)
+
+
+def tempered(logits: Tensor, temperature: float) -> Tensor:
+    """Law of falling logits ``[P, n]`` at a temperature; all on the first one where that is greedy."""
+    if temperature < GREEDY_BELOW:
+        law = torch.zeros_like(logits)
+        law[:, 0] = 1
+        return law
+    if temperature != 1:
+        logits = (logits - logits[:, :1]) / temperature  # the difference first: a large quotient has no digits left for it
+    return logits.softmax(-1)
 
 
 @lru_cache(maxsize=64)

@@ -150,7 +150,8 @@ class RationalTensor:
         return self._like(self.values.sum(axis=dim, keepdims=keepdim))
 
     def softmax(self, dim: int) -> "RationalTensor":
-        return self._like(_divide(self.values, self.values.sum(axis=dim, keepdims=True)), log=False)
+        weights = _log_minus(self.values, self.values.max(axis=dim, keepdims=True))  # as in floats, where only differences count
+        return self._like(_divide(weights, weights.sum(axis=dim, keepdims=True)), log=False)
 
     # torch.cat and the like find their way here.
 
@@ -203,10 +204,10 @@ def _cat(tensors, dim: int = 0) -> RationalTensor:
 
 
 def _pad(x, widths, mode="constant", value=None) -> RationalTensor:
-    left, right = widths
-    if right or mode != "constant":
+    if not isinstance(x, RationalTensor) or len(widths) != 2 or mode != "constant":
         raise NotImplementedError(f"pad {widths} {mode}")
-    return _cat((torch.full((*x.shape[:-1], left), float(value or 0)), x), -1)
+    sides = (torch.full((*x.shape[:-1], width), float(value or 0)) for width in widths)
+    return _cat((next(sides), x, next(sides)), -1)
 
 
 def _where(condition: Tensor, a, b) -> RationalTensor:

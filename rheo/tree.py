@@ -147,32 +147,34 @@ def grow(
 
 
 def prune(root: Tensor, growth: Growth, total_token: int) -> Tree:
-    """Keep the best ``total_token - 1`` candidates of all levels and lay them out as a ``Tree``."""
+    """Keep the best ``total_token - 1`` candidates of all levels and lay them out as a ``Tree``.
+
+    The root stands behind the C candidates, at index C, wherever something is looked up by candidate.
+    """
     levels, scores, expanded = growth.levels, growth.scores, growth.expanded
     device, n_candidates = scores.device, scores.numel()
     keep = best_first(scores)[: total_token - 1].sort().values  # back to level order: parents first
-    valid = scores[keep] > -torch.inf
+    nodes = pad(keep, (1, 0), value=n_candidates)
+    parent_row, depth, slot = layout(tuple(tuple(pools.tokens.shape) for pools in levels), device)[:, nodes]
+    log_scores = pad(scores, (0, 1))[nodes]
+    valid = log_scores > -torch.inf
 
-    # Pool row 0 belongs to the root (candidate index C here), row r to the r-th expanded candidate.
+    # Pool row 0 belongs to the root, row r to the r-th expanded candidate.
     row_owner = torch.cat([torch.full((1,), n_candidates, device=device), *expanded])
-    parent_row, depth, slot = layout(tuple(tuple(pools.tokens.shape) for pools in levels), device)[:, keep]
-    tokens = torch.cat([pools.tokens.flatten() for pools in levels])
-
-    node_of = torch.zeros(n_candidates + 1, dtype=torch.long, device=device)  # the root's entry stays 0
-    node_of[keep] = torch.arange(1, keep.numel() + 1, device=device)
+    node_of = torch.zeros(n_candidates + 1, dtype=torch.long, device=device)
+    node_of[nodes] = torch.arange(nodes.numel(), device=device)
     row_of = torch.zeros(n_candidates + 1, dtype=torch.long, device=device)
     row_of[row_owner] = torch.arange(row_owner.numel(), device=device)
-    parents = with_root(0, torch.where(valid, node_of[row_owner[parent_row]], 0))
-    valid = with_root(True, valid)
+    parents = torch.where(valid, node_of[row_owner[parent_row]], 0)
     return Tree(
-        tokens=torch.cat((root.reshape(1), tokens[keep])),
+        tokens=torch.cat([*(pools.tokens.flatten() for pools in levels), root.reshape(1)])[nodes],
         parents=parents,
-        levels=with_root(0, depth),
-        kinds=with_root(NO_KIND, levels[0].kinds[slot]),
+        levels=depth,
+        kinds=pad(levels[0].kinds, (0, 1), value=NO_KIND)[slot],
         valid=valid,
-        log_scores=with_root(0, scores[keep]),
+        log_scores=log_scores,
         mask=ancestor_mask(parents, valid, len(levels)),
-        pool_rows=with_root(0, row_of[keep]),
+        pool_rows=row_of[nodes],
         support=torch.cat([pools.support for pools in levels]),
         q_tail=torch.cat([pools.q_tail for pools in levels]),
         max_levels=len(levels),
@@ -181,7 +183,9 @@ def prune(root: Tensor, growth: Growth, total_token: int) -> Tree:
 
 @lru_cache(maxsize=64)
 def layout(shapes: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
-    """int64 ``[3, C]``: row of its parent's pool, level and slot of each candidate, level by level, left to right.
+    """int64 ``[3, C + 1]``: row of its parent's pool, level and slot of each candidate, level by level, left to right; then the root's.
+
+    The root is of level 0 and in a slot of its own, behind those of a pool.
 
     Args:
         shapes: (parents, slots of a pool) of each level. They follow from the options, so the layout is made once.
@@ -191,6 +195,7 @@ def layout(shapes: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
         row = torch.arange(first, first + parents).repeat_interleave(width)
         columns.append(torch.stack((row, torch.full_like(row, level), torch.arange(width).repeat(parents))))
         first += parents
+    columns.append(torch.tensor([[0], [0], [shapes[0][1]]]))
     return torch.cat(columns, 1).to(device)
 
 
@@ -199,18 +204,13 @@ def best_first(scores: Tensor) -> Tensor:
     return scores.sort(descending=True, stable=True).indices
 
 
-def with_root(value: float, rest: Tensor) -> Tensor:
-    """``rest`` with the root's value in front."""
-    return pad(rest, (1, 0), value=value)
-
-
 def ancestor_mask(parents: Tensor, valid: Tensor, max_levels: int) -> Tensor:
     """bool ``[N, N]``: which nodes each node sees, itself included; padding sees only itself.
 
     Doubling: a relation that reaches d levels up, composed with itself, reaches 2d.
     """
     itself = torch.eye(parents.numel(), dtype=torch.bool, device=parents.device)
-    reach = itself | (itself[parents] & valid[:, None])
+    reach = (itself | (itself[parents] & valid[:, None])).float()
     for _ in range(max(max_levels - 1, 0).bit_length()):
-        reach = (reach.float() @ reach.float()) > 0
-    return reach
+        reach = (reach @ reach).clamp_max(1)
+    return reach > 0

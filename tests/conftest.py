@@ -2,6 +2,9 @@
 
 import pytest
 import torch
+from tiny import peaked_target, tiny_tokenizer
+
+from eagle.traineagle3 import generate
 
 
 def pytest_addoption(parser):
@@ -19,3 +22,16 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         if "full" in item.keywords:
             item.add_marker(pytest.mark.skip(reason="long; run with --full"))
+
+
+@pytest.fixture(scope="session")
+def work(tmp_path_factory):
+    """A folder with a target, its tokenizer, and a corpus that the target wrote."""
+    folder = tmp_path_factory.mktemp("work")
+    peaked_target().save_pretrained(folder / "target")
+    tiny_tokenizer().save_pretrained(folder / "target")
+    generate.main(
+        f"--base-model-path {folder}/target --output {folder}/corpus.jsonl --conversations 80 --batch-size 20 --max-answer 24 "
+        "--max-question 8 --question-temperature 3".split()
+    )
+    return folder

@@ -82,10 +82,10 @@ MUTANTS = {
         "verification": [("normalised((p - q_tail).clamp_min(0), otherwise=p)", "normalised(torch.minimum(p, q_tail), otherwise=p)")]
     },
     "q_tail of the wrong parent after pruning": {
-        "tree": [("        pool_rows=with_root(0, row_of[keep]),", "        pool_rows=with_root(0, row_of[keep].roll(1)),")]
+        "tree": [("        pool_rows=row_of[nodes],", "        pool_rows=row_of[nodes].roll(1),")]
     },
     "kept set not closed under parents: proxies above 1": {
-        "pool": [(PROXY, "log_proxy = sampled_log_proxy(log_q, n_lead) + 0.5"), (", log_q.gather(1, fill)), 1).clamp_max(0)", ", log_q.gather(1, fill)), 1)")]
+        "pool": [(PROXY, "log_proxy = sampled_log_proxy(log_q, n_lead) + 0.5")]
     },
 }  # fmt: skip
 FORGOTTEN_D2T = {"pool": [(STORED, "        support=ids,\n        q_tail=q_tail,\n")]}

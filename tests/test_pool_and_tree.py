@@ -4,8 +4,10 @@ import math
 
 import pytest
 import torch
+from scipy.stats import chisquare
 
 from rheo import FILL, LEAD, SAMPLED, Draws, PoolOptions, TreeOptions, build_pools, build_tree
+from rheo.pool import highest
 
 
 def draws(seed=0):
@@ -50,6 +52,40 @@ def test_pool_equals_the_literal_definition(m, support):
             assert pools.tokens[0].tolist() == [t for t, _, _ in expected]
             assert pools.kinds.tolist() == [k for _, _, k in expected]
             assert pools.log_proxy[0].exp().tolist() == pytest.approx([s for _, s, _ in expected], abs=1e-14)
+
+
+@pytest.mark.parametrize("kind", ["dense", "tied", "in one block", "bf16"])
+@pytest.mark.parametrize("n", [1, 10, 128])
+def test_the_highest_of_a_large_vocabulary_are_those_of_a_sort(n, kind):
+    logits = torch.randn(3, 8192, generator=torch.Generator().manual_seed(n)) * 3
+    if kind == "tied":
+        logits = logits.round()
+    if kind == "in one block":  # a block is a column of [8, 1024]
+        logits[:, 5::1024] += 100
+    if kind == "bf16":
+        logits = logits.bfloat16()
+    values, ids = highest(logits, n)
+    assert torch.equal(values, logits.sort(descending=True).values[:, :n])
+    assert torch.equal(logits.gather(1, ids), values)
+    assert all(len(set(row)) == n for row in ids.tolist())
+
+
+@pytest.mark.parametrize("shape", [(20_001,), (2, 16_512)])
+def test_a_token_of_a_large_vocabulary_has_the_law_of_its_weights(shape):
+    generator = torch.Generator().manual_seed(0)
+    law = torch.zeros(shape)
+    places = torch.randperm(shape[-1], generator=generator)[:40]
+    law[..., places] = torch.rand(*shape[:-1], 40, generator=generator) ** 3
+    law[..., places[0]] = 2.0
+    source, counts, rounds = draws(), torch.zeros(shape), 4000
+    for _ in range(rounds):
+        counts.scatter_add_(-1, source.token(law)[..., None], torch.ones(*shape[:-1], 1))
+    assert counts[law == 0].sum() == 0
+    for found, weights in zip(counts.view(-1, shape[-1]), law.view(-1, shape[-1])):
+        expected = weights.double() / weights.double().sum() * rounds
+        often = expected >= 10
+        cells = ([*x[often].tolist(), x[~often].sum().item()] for x in (found.double(), expected))
+        assert chisquare(*cells).pvalue > 1e-4
 
 
 def test_top_k_pool_is_the_full_softmax_of_the_highest_logits():

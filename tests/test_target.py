@@ -11,7 +11,7 @@ from eagle.model import tree_size
 from eagle.model.acceptance import contexts
 from eagle.model.ea_model import EaModel
 from eagle.model.target import TargetModel, default_taps, load_causal_lm
-from eagle.model.tree_size import CANDIDATES, EVERY, TEXT, best_size, expected_tokens
+from eagle.model.tree_size import DEPTHS, EVERY, SIZES, TEXT, best_tree, expected_tokens
 
 # A branching tree of 7 nodes: parents, and each node's path from the root.
 TOKENS = torch.tensor([5, 7, 9, 11, 2, 3, 4])
@@ -130,36 +130,44 @@ def test_layers_on_two_devices_give_the_same_ids():
     assert two.eagenerate(PROMPT, max_new_tokens=30).tolist() == expected.tolist()
 
 
-def test_tree_size_is_the_one_of_the_most_expected_tokens_a_second():
-    tau = 1 + torch.arange(100).double().log1p()
-    assert best_size(tau, {n: 1.0 for n in CANDIDATES}) == max(CANDIDATES)  # a forward that costs the same: the largest tree
-    assert best_size(tau, {n: float(n) for n in CANDIDATES}) == min(CANDIDATES)  # a forward whose cost is the nodes: the smallest
-    assert best_size(tau, {8: 3.0, 16: 3.2, 32: 5.0}) == 16
+def test_the_tree_chosen_is_the_one_of_the_most_expected_tokens_a_second():
+    tau = {2: 1 + torch.arange(100).double().log1p()}
+    assert best_tree(tau, {2: 1.0}, {n: 0.0 for n in SIZES}) == (max(SIZES), 2)  # a forward that costs nothing: the largest tree
+    assert best_tree(tau, {2: 0.0}, {n: float(n) for n in SIZES}) == (min(SIZES), 2)  # a forward whose cost is the nodes: the smallest
+    assert best_tree(tau, {2: 1.0}, {8: 2.0, 16: 2.2, 32: 4.0}) == (16, 2)
+    tau[5] = tau[2] * 1.5  # 3 more levels for half as many tokens again
+    assert best_tree(tau, {2: 1.0, 5: 2.0}, {16: 2.2}) == (16, 5)
+    assert best_tree(tau, {2: 1.0, 5: 3.0}, {16: 2.2}) == (16, 2)
 
 
 def test_what_a_smaller_tree_is_worth_is_read_off_a_larger_one():
     model = tiny_pair()
-    options = model.options(temperature=1.0, total_token=20, depth=3, tree_top_k=4)
-    tau = expected_tokens(model.target, model.draft, PROMPT, options)
+    options = model.options(temperature=1.0, total_token=60, depth=3, tree_top_k=4)  # more than there are candidates: 4 + 3 * 16
+    tau = expected_tokens(model.target, model.draft, PROMPT, options, (1, 3))
     text = model.naivegenerate(PROMPT, temperature=1.0, max_new_tokens=TEXT)[0]
-    assert tau.shape == (20,) and tau[0] == 1 and tau[-1] > 1.1
-    for nodes in (2, 7, 12, 20):
-        small = model.options(temperature=1.0, total_token=nodes, depth=3, tree_top_k=4)
+    assert set(tau) == {1, 3} and all(t.shape == (53,) and t[0] == 1 and t[-1] > 1.1 for t in tau.values())
+    assert tau[3][-1] > tau[1][-1]
+    for nodes, depth in ((2, 3), (7, 3), (12, 3), (50, 3), (2, 1), (12, 1), (20, 1)):
+        small = model.options(temperature=1.0, total_token=nodes, depth=depth, tree_top_k=4)
         places = list(range(PROMPT.numel(), text.numel(), EVERY))
         expected = [context.tau for context in contexts(model.target, model.draft, text, places, [small])]
-        assert tau[nodes - 1].item() == pytest.approx(sum(expected) / len(expected), abs=1e-6)
+        assert tau[depth][nodes - 1].item() == pytest.approx(sum(expected) / len(expected), abs=1e-6)
 
 
-def test_the_tree_size_is_measured_once_for_a_pair(monkeypatch, tmp_path):
+def test_the_tree_is_measured_once_for_a_pair(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    first = tiny_pair(total_token=-1).tree_defaults["total_token"]
-    assert first in CANDIDATES
+    first, both, deep = tiny_pair(total_token=-1), tiny_pair(total_token=-1, depth=-1), tiny_pair(depth=-1)
+    assert first.tree_defaults["total_token"] in SIZES and first.tree_defaults["depth"] == 2
+    assert both.tree_defaults["total_token"] in SIZES and both.tree_defaults["depth"] in DEPTHS
+    assert deep.tree_defaults["total_token"] == 12 and deep.tree_defaults["depth"] in DEPTHS
     monkeypatch.setattr(tree_size, "verification_seconds", None)
-    assert tiny_pair(total_token=-1).tree_defaults["total_token"] == first
+    assert tiny_pair(total_token=-1).tree_defaults == first.tree_defaults
+    assert tiny_pair(total_token=-1, depth=-1).tree_defaults == both.tree_defaults
     with pytest.raises(TypeError):  # another tree is another measurement
         tiny_pair(total_token=-1, depth=3)
-    with pytest.raises(ValueError, match="total_token=-1 chooses the tree for a head"):
-        EaModel(tiny_target(), None, total_token=-1)
+    for missing in ({"total_token": -1}, {"depth": -1}):
+        with pytest.raises(ValueError, match="-1 chooses the tree for a head"):
+            EaModel(tiny_target(), None, **missing)
 
 
 def test_offload_is_announced(monkeypatch):

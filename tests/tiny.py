@@ -40,6 +40,13 @@ def tiny_target(family="llama", vocab=32, layers=4, hidden=16, seed=0, scale=0.4
     return model
 
 
+def peaked_target(layers=8):
+    """A random target whose laws have favourites, as those of a trained one do: there is something to learn."""
+    target = tiny_target(layers=layers, hidden=32)
+    target.lm_head.weight.data *= 4
+    return target
+
+
 def head_json(target, draft_vocab=None, taps=(0, 1, 2), **extra):
     """The ``config.json`` of a head for ``target``."""
     config = target.config

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding, apply_rotary_pos_emb
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding, rotate_half
 
 from eagle.model.cache import KVBuffer
 from eagle.model.target import default_taps, resolve_local
@@ -31,27 +31,47 @@ class HeadNorm(nn.RMSNorm):
 
 
 class DraftAttention(nn.Module):
-    """Attention whose query, key and value read the normed embedding beside the normed hidden state (2h wide)."""
+    """Attention whose query, key and value read the normed embedding beside the normed hidden state (2h wide).
+
+    The three projections are one matrix in memory, so that a draft call multiplies once; in files they are three.
+    """
 
     def __init__(self, config: LlamaConfig):
         super().__init__()
-        self.head_dim = config.head_dim
+        self.head_dim, self.heads, self.kv_heads = config.head_dim, config.num_attention_heads, config.num_key_value_heads
         bias = config.attention_bias
-        self.q_proj = nn.Linear(2 * config.hidden_size, config.num_attention_heads * self.head_dim, bias=bias)
-        self.k_proj = nn.Linear(2 * config.hidden_size, config.num_key_value_heads * self.head_dim, bias=bias)
-        self.v_proj = nn.Linear(2 * config.hidden_size, config.num_key_value_heads * self.head_dim, bias=bias)
-        self.o_proj = nn.Linear(config.num_attention_heads * self.head_dim, config.hidden_size, bias=bias)
+        self.qkv_proj = nn.Linear(2 * config.hidden_size, (self.heads + 2 * self.kv_heads) * self.head_dim, bias=bias)
+        self.o_proj = nn.Linear(self.heads * self.head_dim, config.hidden_size, bias=bias)
+        self.register_state_dict_post_hook(split_projections)
+        self.register_load_state_dict_pre_hook(join_projections)
 
     def forward(self, x: Tensor, angles: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         """``[B, n, h]`` of x ``[B, n, 2h]``."""
-        q, k, v = (
-            proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for proj in (self.q_proj, self.k_proj, self.v_proj)
-        )
-        q, k = apply_rotary_pos_emb(q, k, *angles)
+        qkv = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        qk, v = qkv.split((self.heads + self.kv_heads, self.kv_heads), 1)
+        cos, sin = angles
+        q, k = (qk * cos + rotate_half(qk) * sin).split((self.heads, self.kv_heads), 1)
         # A NaN or an infinity in one row would reach rows that do not see it (0 * NaN), so that a drawn token could
         # change the pools of its cousins. The row itself may be as wrong as it likes.
         k, v = (torch.nan_to_num(x, 0.0, 0.0, 0.0) for x in (k, v))
         return self.o_proj(attend(q, k, v).transpose(1, 2).flatten(2))
+
+
+def split_projections(attention: DraftAttention, state: dict[str, Tensor], prefix: str, _metadata) -> None:
+    """Put the projections into a state dict as files have them, each a tensor of its own."""
+    sizes = [n * attention.head_dim for n in (attention.heads, attention.kv_heads, attention.kv_heads)]
+    for kind in ("weight", "bias"):
+        joined = state.pop(f"{prefix}qkv_proj.{kind}", None)
+        if joined is not None:
+            state.update({f"{prefix}{name}_proj.{kind}": part.clone() for name, part in zip("qkv", joined.split(sizes))})
+
+
+def join_projections(_attention: DraftAttention, state: dict[str, Tensor], prefix: str, *_) -> None:
+    """Join a file's projections into the one matrix."""
+    for kind in ("weight", "bias"):
+        parts = [state.pop(f"{prefix}{name}_proj.{kind}", None) for name in "qkv"]
+        if None not in parts:
+            state[f"{prefix}qkv_proj.{kind}"] = torch.cat(parts)
 
 
 class DraftLayer(nn.Module):

@@ -7,13 +7,14 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from eagle.model.chat import chat_ids, chat_text
 from eagle.model.decoding import DecodingOptions, Generation, decode
 from eagle.model.demo import DEMO_NAME, demo_head_path, demo_target_path
 from eagle.model.draft import DraftModel, load_draft
 from eagle.model.law import SamplingOptions
 from eagle.model.stops import stop_token_ids
 from eagle.model.target import TargetModel, load_causal_lm, split_gguf
-from eagle.model.tree_size import choose_total_token
+from eagle.model.tree_size import choose_tree
 
 
 class EaModel:
@@ -23,7 +24,7 @@ class EaModel:
         base_model: a causal language model of transformers.
         draft: its EAGLE-3 head; None allows plain decoding only.
         tokenizer: kept for callers and for the chat template's end-of-turn token.
-        total_token, depth, top_k: size of the draft tree, as in EAGLE; ``total_token=-1`` measures and chooses.
+        total_token, depth, top_k: size of the draft tree, as in EAGLE; -1 for ``total_token``, ``depth`` or both measures and chooses.
     """
 
     def __init__(
@@ -38,10 +39,13 @@ class EaModel:
         self.base_model, self.draft, self.tokenizer = base_model, draft, tokenizer
         self.target = TargetModel(base_model)
         self.stop_ids = stop_token_ids(base_model, tokenizer)
-        if total_token == -1:
+        if -1 in (total_token, depth):
             if draft is None:
-                raise ValueError("total_token=-1 chooses the tree for a head, and none is loaded: give ea_model_path to from_pretrained")
-            total_token = choose_total_token(self.target, draft, sample_prompt(self.target, tokenizer), depth, top_k)
+                raise ValueError(
+                    f"total_token={total_token}, depth={depth}: -1 chooses the tree for a head, and none is loaded; give ea_model_path to from_pretrained"
+                )
+            given = (None if size == -1 else size for size in (total_token, depth))
+            total_token, depth = choose_tree(self.target, draft, sample_prompt(self.target, tokenizer), *given, top_k)
         self.tree_defaults = {"total_token": total_token, "depth": depth, "top_k": top_k}
         DecodingOptions(**self.tree_defaults)  # checks the sizes
 
@@ -197,9 +201,8 @@ def sample_prompt(target: TargetModel, tokenizer: PreTrainedTokenizerBase | None
     """int64 ``[L]``: any question in the target's chat template; without one, token 0."""
     if tokenizer is None or not tokenizer.chat_template:
         return torch.zeros(1, dtype=torch.long, device=target.device)
-    messages = [{"role": "user", "content": "Explain in a few sentences how a bicycle stays upright."}]
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    return torch.tensor(tokenizer(text, add_special_tokens=False).input_ids, device=target.device)
+    text = chat_text(tokenizer, [{"role": "user", "content": "Explain in a few sentences how a bicycle stays upright."}])
+    return torch.tensor(chat_ids(tokenizer, text), device=target.device)
 
 
 def load_tokenizer(path: str, kwargs: dict) -> PreTrainedTokenizerBase | None:

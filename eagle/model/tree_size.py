@@ -1,10 +1,12 @@
-"""``total_token=-1``: the size of the draft tree that gives the most tokens a second, by measurement."""
+"""``total_token=-1``, ``depth=-1``: the draft tree that gives the most tokens a second, by measurement."""
 
 import hashlib
+import itertools
 import json
 import platform
 import time
 import warnings
+from dataclasses import replace
 from statistics import median
 
 import torch
@@ -18,40 +20,47 @@ from eagle.model.draft import DraftModel, DraftState
 from eagle.model.law import SamplingOptions
 from eagle.model.target import TargetModel
 from rheo import Draws, build_tree
+from rheo.tree import best_first
 
-CANDIDATES = (8, 12, 16, 24, 32, 40, 50, 60, 80, 100)
+SIZES = (8, 12, 16, 24, 32, 40, 50, 60, 80, 100)
+DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8)
 ROUNDS = 5
 TEXT, EVERY = 64, 6  # tokens that the target writes for the trial, and from one tree to the next
 
 
-def choose_total_token(target: TargetModel, draft: DraftModel, prompt: Tensor, depth: int, top_k: int) -> int:
-    """The candidate of the most expected tokens a second of drafting and verification, at temperature 1.
+def choose_tree(
+    target: TargetModel, draft: DraftModel, prompt: Tensor, total_token: int | None, depth: int | None, top_k: int
+) -> tuple[int, int]:
+    """``total_token`` and ``depth`` of the most expected tokens a second of drafting and verification, at temperature 1.
 
-    Measured once; the result is kept in the user's cache folder by target, head, device, threads and shape of the tree.
+    Measured once; the result is kept in the user's cache folder by target, head, device, threads and what is given.
 
     Args:
         prompt: int64 ``[L]``, what the target writes the trial's text after.
+        total_token, depth: where they are given, they stay; None is to be chosen, from ``SIZES`` and ``DEPTHS``.
     """
+    sizes, depths = SIZES if total_token is None else (total_token,), DEPTHS if depth is None else (depth,)
     path = cache_folder() / "tree-size.json"
-    key = identity(target, draft, depth, top_k)
+    key = identity(target, draft, total_token, depth, top_k)
     known = json.loads(path.read_text()) if path.exists() else {}
     if key not in known:
         print("Choosing the size of the draft tree by measurement, once for this pair and machine; best with nothing else running", flush=True)
-        options = DecodingOptions(SamplingOptions(1.0), total_token=max(CANDIDATES), depth=depth, top_k=top_k)
-        tau = expected_tokens(target, draft, prompt, options)
-        drafting = drafting_seconds(target, draft, prompt.numel() + TEXT, options)
-        verification = verification_seconds(target, CANDIDATES, prompt.numel() + TEXT)
-        size = best_size(tau, {n: drafting + median(times) for n, times in verification.items()})
-        known = (json.loads(path.read_text()) if path.exists() else {}) | {key: size}
+        options = DecodingOptions(SamplingOptions(1.0), total_token=max(sizes), depth=max(depths), top_k=top_k)
+        context = prompt.numel() + TEXT
+        tau = expected_tokens(target, draft, prompt, options, depths)
+        drafting = {levels: drafting_seconds(target, draft, context, replace(options, depth=levels)) for levels in depths}
+        verification = {nodes: median(times) for nodes, times in verification_seconds(target, sizes, context).items()}
+        best = best_tree(tau, drafting, verification)
+        known = (json.loads(path.read_text()) if path.exists() else {}) | {key: best}
         try:
             replace_text(path, json.dumps(known, indent=1, sort_keys=True) + "\n")
         except OSError as error:
             warnings.warn(f"the size could not be kept in {path} ({error}); it will be measured again", stacklevel=2)
-    print(f"total_token {known[key]}, as measured (kept in {path})", flush=True)
-    return known[key]
+    print(f"total_token {known[key][0]}, depth {known[key][1]}, as measured (kept in {path})", flush=True)
+    return tuple(known[key])
 
 
-def identity(target: TargetModel, draft: DraftModel, depth: int, top_k: int) -> str:
+def identity(target: TargetModel, draft: DraftModel, total_token: int | None, depth: int | None, top_k: int) -> str:
     """What a measurement holds for."""
     place = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else f"cpu x{torch.get_num_threads()}"
     place = f"{platform.node()} {place}"
@@ -59,34 +68,50 @@ def identity(target: TargetModel, draft: DraftModel, depth: int, top_k: int) -> 
     name = target.config.name_or_path or hashlib.sha256(str(target.config).encode()).hexdigest()[:16]
     quantised = getattr(target.config, "quantization_config", None)
     kind = str(target.dtype)[6:] if quantised is None else hashlib.sha256(str(quantised).encode()).hexdigest()[:16]
-    return f"{name} {kind}, head {head}, {place}, torch {torch.__version__}, depth {depth}, top-k {top_k}"
+    given = "".join(f", {label} {value}" for label, value in (("total_token", total_token), ("depth", depth)) if value is not None)
+    return f"{name} {kind}, head {head}, {place}, torch {torch.__version__}{given}, top-k {top_k}, chosen tree"
 
 
-def best_size(tau: Tensor, seconds: dict[int, float]) -> int:
-    """The tree size of the most tokens a second.
+def best_tree(tau: dict[int, Tensor], drafting: dict[int, float], verification: dict[int, float]) -> tuple[int, int]:
+    """Nodes and depth of the tree of the most tokens a second.
 
     Args:
-        tau: ``[N]`` expected tokens of a cycle whose tree has 1, 2, ..., N nodes; N is the largest that there are candidates for.
-        seconds: of a cycle, by tree size.
+        tau: by depth, ``[N]`` expected tokens of a cycle whose tree has 1, 2, ..., N nodes; N is the largest that there are candidates for.
+        drafting: seconds of growing a tree, by depth.
+        verification: seconds of the target's forward, by number of nodes.
     """
-    return max(seconds, key=lambda nodes: tau[min(nodes, len(tau)) - 1].item() / seconds[nodes])
+
+    def rate(tree: tuple[int, int]) -> float:
+        nodes, depth = tree
+        return tau[depth][min(nodes, len(tau[depth])) - 1].item() / (drafting[depth] + verification[nodes])
+
+    return max(itertools.product(verification, drafting), key=rate)
 
 
-def expected_tokens(target: TargetModel, draft: DraftModel, prompt: Tensor, options: DecodingOptions) -> Tensor:
-    """Expected tokens of a cycle ``[N]`` for Top-K trees of 1 to N = ``options.total_token`` nodes, on a text of the target's own.
+def expected_tokens(
+    target: TargetModel, draft: DraftModel, prompt: Tensor, options: DecodingOptions, depths: tuple[int, ...]
+) -> dict[int, Tensor]:
+    """Expected tokens of a cycle ``[N]``, by depth, for Top-K trees of 1 to N = ``options.total_token`` nodes, on a text of the target's own.
 
-    A smaller tree holds the best nodes of a larger one, and whether a node of a Top-K tree is reached does not depend on the others.
+    A smaller tree holds the best nodes of a larger one, a shallower tree those of its levels, and whether a node of a Top-K tree is reached
+    does not depend on the others. (A shallow tree has more nodes to choose from than the large tree kept of its levels, so that for
+    many nodes on few levels the true value is a little higher.)
+
+    Args:
+        depths: none larger than ``options.depth``.
     """
     plain = DecodingOptions(options.law, sampling="none", max_new_tokens=TEXT)
     for generation in decode(target, None, prompt, plain):
         pass
     text = generation.output_ids[0]
     places = list(range(prompt.numel(), text.numel(), EVERY))
-    sums = []
+    sums: dict[int, list[Tensor]] = {depth: [] for depth in depths}
     for context in contexts(target, draft, text, places, [options]):
-        best_first = torch.where(context.tree.valid, context.tree.log_scores, -torch.inf).sort(descending=True, stable=True).indices
-        sums.append(context.reach[best_first].cumsum(0))
-    return torch.stack(sums).mean(0)
+        for depth, found in sums.items():
+            held = context.tree.levels <= depth + 1
+            order = best_first(context.tree.log_scores.masked_fill(~held, -torch.inf))
+            found.append((context.reach * held)[order].cumsum(0))
+    return {depth: torch.stack(found).mean(0) for depth, found in sums.items()}
 
 
 @torch.inference_mode()

@@ -21,6 +21,7 @@ from tqdm import tqdm
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedTokenizerBase, StaticCache
 
 from eagle.files import differences, replace_text
+from eagle.model.chat import chat_ids, chat_text
 from eagle.model.decoding import NonFiniteLogits
 from eagle.model.ea_model import EaModel
 from eagle.program import one_line_errors
@@ -127,14 +128,14 @@ class Conversations:
         if users is None:
             headers = [user_header(tokenizer, system) for system in choose(recipe.systems, recipe.batch_size)]
             ends = self.model.stop_ids | {end for _, after in headers for end in first_special(tokenizer, after)}
-            prompts = [tokenize(tokenizer, header) for header, _ in headers]
+            prompts = [chat_ids(tokenizer, header) for header, _ in headers]
             written = self.sample(prompts, recipe.question_temperature, recipe.max_question, ends)
             # A turn that ran into the cap is not a whole question.
             users = [clean(tokenizer, ids, after) if done else "" for (ids, done), (_, after) in zip(written, headers)]
         texts = [chat(tokenizer, system, user) for system, user in zip(choose(recipe.answer_systems, len(users)), users) if user]
         if not texts:
             return []
-        prompts = [tokenize(tokenizer, text) for text in texts]
+        prompts = [chat_ids(tokenizer, text) for text in texts]
         temperature = recipe.temperatures[number % len(recipe.temperatures)]
         answers = self.sample(prompts, temperature, recipe.max_answer, self.model.stop_ids)
         return [Conversation(prompt, answer, temperature) for prompt, (answer, _) in zip(prompts, answers) if answer]
@@ -216,7 +217,7 @@ def choose(items: tuple[str, ...], count: int) -> list[str]:
 
 def first_special(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
     """The first token of ``text`` where it is a special one, in a list; what stands behind a user turn ends it."""
-    first = tokenize(tokenizer, text.strip())[:1]
+    first = chat_ids(tokenizer, text.strip())[:1]
     return [token for token in first if token in tokenizer.all_special_ids]
 
 
@@ -229,9 +230,8 @@ def cut(ids: list[int], stops: frozenset[int]) -> tuple[list[int], bool]:
 
 
 def chat(tokenizer: PreTrainedTokenizerBase, system: str, user: str) -> str:
-    """The chat template's text up to where the answer begins."""
-    messages = [{"role": "system", "content": system}] * bool(system) + [{"role": "user", "content": user}]
-    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    """The template's text of one user turn, with or without a system prompt."""
+    return chat_text(tokenizer, [{"role": "system", "content": system}] * bool(system) + [{"role": "user", "content": user}])
 
 
 def user_header(tokenizer: PreTrainedTokenizerBase, system: str) -> tuple[str, str]:
@@ -240,11 +240,6 @@ def user_header(tokenizer: PreTrainedTokenizerBase, system: str) -> tuple[str, s
     if not mark:
         raise ValueError("the chat template does not repeat the user's turn as it is; give prompts with --prompts")
     return before, after
-
-
-def tokenize(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Ids of a text that the chat template made, which brings its own special tokens."""
-    return tokenizer(text, add_special_tokens=False).input_ids
 
 
 def clean(tokenizer: PreTrainedTokenizerBase, ids: list[int], after: str) -> str:

@@ -83,12 +83,13 @@ def new_head(target: TargetModel, config: dict, draft_ids: Tensor, seed: int) ->
         own.copy_(weight[rows])
 
     with torch.no_grad():
-        layer = target.layers[-1]
+        layer, state = target.layers[-1], draft.state_dict()
         for name in PROJECTIONS:
-            own = draft.midlayer.get_submodule(name).weight
+            own = state[f"midlayer.{name}.weight"]
             if name.endswith(("q_proj", "k_proj", "v_proj")):
                 own = own[:, h:]  # the first h columns read the embedding, which the target's layer does not do
             start(f"midlayer.{name}", own, submodule(layer, name))
+        draft.load_state_dict(state)
         norms = (
             ("midlayer.hidden_norm", submodule(layer, "input_layernorm")),
             ("midlayer.post_attention_layernorm", submodule(layer, "post_attention_layernorm")),
