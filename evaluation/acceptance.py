@@ -28,11 +28,11 @@ from evaluation.calibration import Calibration
 from evaluation.prompts import build_prompt, check_template
 from evaluation.questions import Question, load_questions, question_file
 from evaluation.statistics import Estimate, Statistic
-from rheo import VERIFICATIONS
+from rheo import AUTO, VERIFICATIONS
 
 
 def parse_arm(text: str) -> dict:
-    """``topk``, or ``rheo:M``, or ``rheo:M:rrsw`` as keywords of ``EaModel.options``.
+    """``topk``, or ``rheo:M`` with a number or auto, or ``rheo:M:rrsw`` as keywords of ``EaModel.options``.
 
     Raises:
         ValueError: for anything else.
@@ -40,8 +40,8 @@ def parse_arm(text: str) -> dict:
     sampling, *rest = text.split(":")
     if sampling == "topk" and not rest:
         return {"sampling": "topk"}
-    if sampling == "rheo" and len(rest) in (1, 2) and rest[0].isdecimal() and rest[1:] in ([], *([v] for v in VERIFICATIONS)):
-        return {"sampling": "rheo", "m": int(rest[0]), **({"verification": rest[1]} if rest[1:] else {})}
+    if sampling == "rheo" and len(rest) in (1, 2) and (rest[0].isdecimal() or rest[0] == AUTO) and rest[1:] in ([], *([v] for v in VERIFICATIONS)):
+        return {"sampling": "rheo", "m": flags.lead_slots(rest[0]), **({"verification": rest[1]} if rest[1:] else {})}
     raise ValueError(f"arm is {text!r}; write topk, rheo:M or rheo:M:VERIFICATION with one of {', '.join(VERIFICATIONS)}")
 
 

@@ -26,7 +26,7 @@ from unittest import mock
 from tqdm import tqdm
 
 from rheo.enumeration import Arithmetic, Comparison, ConstantLaws, Enumerator, MergeError, RandomLaws, compare
-from rheo.pool import KIND_NAMES, SAMPLED, PoolOptions, build_pools
+from rheo.pool import AUTO, KIND_NAMES, SAMPLED, PoolOptions, build_pools
 from rheo.rational import RationalTensor
 from rheo.verification import VERIFICATIONS
 
@@ -40,7 +40,7 @@ class Setting:
     Attributes:
         group: the line of the report that it belongs to.
         vocab, laws: number of tokens, and seed of the laws (``RandomLaws``).
-        size, m, support, temperature, depth: of the tree (``PoolOptions``, ``TreeOptions``); m None is Top-K.
+        size, m, support, temperature, depth: of the tree (``PoolOptions``, ``TreeOptions``); m None is Top-K, or a number, or AUTO.
         budgets: numbers of drafted nodes to keep, each certified by itself.
         verification: "rheo" or "rrsw".
         draft_ids: target ids of a reduced draft vocabulary; None for the whole.
@@ -54,7 +54,7 @@ class Setting:
     vocab: int
     laws: int
     size: int
-    m: int | None
+    m: int | str | None
     depth: int
     budgets: tuple[int, ...]
     support: int = 0
@@ -133,10 +133,10 @@ def all_budgets(vocab: int, size: int, depth: int) -> tuple[int, ...]:
 
 def quick_settings() -> Iterator[Setting]:
     """Under a minute; the smallest first, so that a failure is met in a small setting."""
-    ways = ((None, "rheo"), *itertools.product((0, 1, 2), VERIFICATIONS))
+    ways = ((None, "rheo"), *itertools.product((0, 1, 2), VERIFICATIONS), (AUTO, "rheo"))
     conditions = ((0, 1.0, 0), (1, 0.5, 0), (2, 2.0, 3), (5, 0.0, 0))  # laws, temperature, support
     for (vocab, size, depth), (m, verification) in itertools.product(((2, 2, 0), (3, 3, 0), (4, 3, 0), (2, 2, 1), (3, 2, 1)), ways):
-        if m is not None and m >= size:
+        if m not in (None, AUTO) and m >= size:
             continue
         small = Setting("every draw, jointly", vocab, 0, size, m, depth, all_budgets(vocab, size, depth), verification=verification)
         if vocab * depth == 3:
@@ -149,9 +149,9 @@ def quick_settings() -> Iterator[Setting]:
         if vocab == 3:
             yield replace(small, group="reduced draft vocabulary", laws=6, draft_ids=(2, 0))
             yield replace(small, group="scores by the full softmax", laws=12, support=2, normaliser="full")
-    for m, verification in ways[:4]:
+    for m, verification in (*ways[:4], ways[-1]):
         two = Setting("two and three cycles in a row", 2, 6, 2, m, 1, (3,), cycles=2, verification=verification)
-        if m is None or m < 2:
+        if m in (None, AUTO) or m < 2:
             yield two
             yield replace(two, vocab=3, depth=0, budgets=(2,), cycles=3, walk="by node")
     for m, verification in ways:
@@ -163,7 +163,7 @@ def full_settings() -> Iterator[Setting]:
     yield from quick_settings()
     conditions = tuple(itertools.product((0.5, 1.0, 2.0), (0, 2)))  # temperature, support
     for depth, vocab, size in itertools.product((0, 1, 2), (2, 3, 4), (1, 2, 3)):
-        for m, verification in ((None, "rheo"), *itertools.product(range(size), VERIFICATIONS)):
+        for m, verification in ((None, "rheo"), (AUTO, "rheo"), *itertools.product(range(size), VERIFICATIONS)):
             budgets = all_budgets(vocab, size, depth)
             base = Setting("every draw, jointly", vocab, 0, size, m, depth, budgets, verification=verification)
             if depth > 0:
@@ -178,12 +178,12 @@ def full_settings() -> Iterator[Setting]:
             yield replace(base, group="every draw, float64", arithmetic="float64", laws=18)
             if vocab > 2:
                 yield replace(base, group="reduced draft vocabulary", laws=18, draft_ids=(2, 0))
-    for (m, verification), laws in itertools.product(((None, "rheo"), *itertools.product((0, 1), VERIFICATIONS)), (20, 21)):
+    for (m, verification), laws in itertools.product(((None, "rheo"), (AUTO, "rheo"), *itertools.product((0, 1), VERIFICATIONS)), (20, 21)):
         two = Setting("two and three cycles in a row", 3, laws, 2, m, 1, (2, 4), cycles=2, verification=verification)
         two = replace(two, walk="by node")
         yield two
         yield replace(two, vocab=2, cycles=3)
-    ways = ((None, "rheo"), *itertools.product((0, 1, 2, 4), VERIFICATIONS))
+    ways = ((None, "rheo"), (AUTO, "rheo"), *itertools.product((0, 1, 2, 4), VERIFICATIONS))
     for (m, verification), budget in itertools.product(ways, (3, 6, 9)):
         large = Setting("vocabulary 6, K 5, depth 4, merged", 6, 30, 5, m, 4, (budget,), verification=verification)
         yield replace(large, walk="merged")
@@ -248,7 +248,7 @@ def smallest_failure(found: Certificate) -> Certificate:
     if setting.draft_ids is not None or setting.cycles > 1:
         return found
     for depth, vocab, size in itertools.product(range(setting.depth + 1), range(2, setting.vocab + 1), range(1, setting.size + 1)):
-        if setting.m is not None and setting.m >= size:
+        if setting.m not in (None, AUTO) and setting.m >= size:
             continue
         small = replace(setting, depth=depth, vocab=vocab, size=size, budgets=all_budgets(vocab, size, depth)[:6], walk="by node")
         for laws in range(8):

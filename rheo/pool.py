@@ -11,6 +11,9 @@ from rheo.draws import Draws
 
 LEAD, SAMPLED, FILL = 0, 1, 2
 KIND_NAMES = ("lead", "sampled", "fill")
+AUTO = "auto"
+AUTO_LEAD = 2  # lead slots with m AUTO, where the pool has so many besides the sampled one
+AGREEMENT = 0.3  # see ``acceptance_scores``
 GREEDY_BELOW = 1e-5  # temperatures under this one mean argmax
 BLOCK = 8  # tokens of a block of the vocabulary, see ``highest``
 
@@ -22,9 +25,10 @@ class PoolOptions:
     Attributes:
         size: K, the number of slots.
         m: number of lead slots before the sampled one, 0 <= m <= K-1; None builds the Top-K pool
-            (K lead slots, no sampled one, scores over the full draft vocabulary).
+            (K lead slots, no sampled one, scores over the full draft vocabulary); AUTO is AUTO_LEAD
+            with other scores (``acceptance_scores``), good at every temperature.
         support: how many of the highest draft logits carry the draft law q; 0 means all.
-        temperature: decoding temperature; touches only the law of the sampled slot.
+        temperature: decoding temperature; touches only the law of the sampled slot (and with AUTO the scores).
         normaliser: "support" scores tokens by the softmax over the support (section 3.2), "full" by the
             softmax over the whole draft vocabulary. Top-K always uses "full".
 
@@ -33,7 +37,7 @@ class PoolOptions:
     """
 
     size: int = 10
-    m: int | None = 1
+    m: int | str | None = 1
     support: int = 128
     temperature: float = 1.0
     normaliser: str = "support"
@@ -41,8 +45,8 @@ class PoolOptions:
     def __post_init__(self):
         if self.size < 1:
             raise ValueError(f"top_k (slots of a pool) is {self.size}; it must be at least 1")
-        if self.m is not None and not 0 <= self.m <= self.size - 1:
-            raise ValueError(f"m is {self.m}; with top_k {self.size} it must lie in 0..{self.size - 1}")
+        if self.m not in (None, AUTO) and not (isinstance(self.m, int) and 0 <= self.m <= self.size - 1):
+            raise ValueError(f"m is {self.m!r}; with top_k {self.size} it must lie in 0..{self.size - 1}, or be {AUTO!r}")
         if self.support < 0:
             raise ValueError(f"support is {self.support}; it must be 0 (the whole draft vocabulary) or positive")
         if not 0 <= self.temperature < float("inf"):
@@ -87,7 +91,8 @@ def build_pools(logits: Tensor, options: PoolOptions, draws: Draws, target_ids: 
     top_k_only = options.m is None
     n_support = min(options.size if top_k_only else options.support or vocab, vocab)
     width = min(options.size, n_support)
-    n_lead = width if top_k_only else min(options.m, n_support)
+    auto = options.m == AUTO
+    n_lead = width if top_k_only else min(AUTO_LEAD, width - 1) if auto else min(options.m, n_support)
 
     top, ids = highest(logits, n_support)  # [P, S], the only sort; its order is stored and used by verification
     top = top.to(precision)
@@ -102,7 +107,7 @@ def build_pools(logits: Tensor, options: PoolOptions, draws: Draws, target_ids: 
     q_tail = pad(tempered(top[:, n_lead:], options.temperature), (n_lead, 0))
     drawn = draws.token(q_tail)[:, None]  # [P, 1] index into the support
 
-    log_proxy = sampled_log_proxy(log_q, n_lead)
+    scores, log_proxy = acceptance_scores(log_q, q_tail, n_lead) if auto else (log_q, sampled_log_proxy(log_q, n_lead))
     tail_is_empty = log_q[:, n_lead:].exp().sum(-1, keepdim=True) == 0
     log_proxy = log_proxy.masked_fill(tail_is_empty, -torch.inf)
 
@@ -112,7 +117,7 @@ def build_pools(logits: Tensor, options: PoolOptions, draws: Draws, target_ids: 
     fill = fill + (fill >= drawn.masked_fill(tail_is_empty, n_support))
     return Pools(
         tokens=support.gather(1, torch.cat((lead, drawn, fill), 1)),
-        log_proxy=torch.cat((log_q[:, :n_lead], log_proxy, log_q.gather(1, fill)), 1),
+        log_proxy=torch.cat((scores[:, :n_lead], log_proxy, scores.gather(1, fill)), 1),
         kinds=kinds,
         support=support,
         q_tail=q_tail,
@@ -171,3 +176,26 @@ def sampled_log_proxy(log_q: Tensor, n_lead: int) -> Tensor:
         return log_tail[:, :1]
     log_z = log_tail.logsumexp(-1, keepdim=True)
     return torch.maximum(torch.minimum(log_q[:, n_lead - 1 : n_lead], log_z), log_tail[:, :1])
+
+
+def acceptance_scores(log_q: Tensor, q_tail: Tensor, n_lead: int) -> tuple[Tensor, Tensor]:
+    """Scores that estimate how often each slot is accepted (with m AUTO; docs/RHEOSTAT.md).
+
+    Verification gives token x to the sampled slot with probability min(p(x), q_tail(x)), and what p(x) has beyond it to x's own slot,
+    where it has one. What draft and target have in common so is estimated from q: if the target's law were q, it would be min(q, q_tail),
+    and if the target were certain of one token that follows q, q times q_tail. AGREEMENT says how far towards the first.
+
+    Nothing here depends on the token drawn, and the sampled slot's score is at least that of every fill slot.
+
+    Args:
+        log_q, q_tail: ``[P, S]``, with 0 in ``q_tail`` on the lead tokens.
+        n_lead: m, smaller than S.
+
+    Returns:
+        Log scores of the support's tokens in slots of their own ``[P, S]``, and of the sampled slot ``[P, 1]``.
+    """
+    q = log_q.exp()
+    certain = q * q_tail
+    common = certain + (torch.minimum(q, q_tail) - certain) * AGREEMENT
+    own, log_common = torch.log((q - common).clamp_min(0)), torch.log(common.sum(-1, keepdim=True)).clamp_max(0)
+    return own, torch.maximum(log_common, own[:, n_lead:].amax(-1, keepdim=True))

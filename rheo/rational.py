@@ -146,6 +146,9 @@ class RationalTensor:
     def exp(self) -> "RationalTensor":
         return self._like(self.values, log=False)
 
+    def amax(self, dim: int, keepdim: bool) -> "RationalTensor":
+        return self._like(self.values.max(axis=dim, keepdims=keepdim))
+
     def logsumexp(self, dim: int, keepdim: bool) -> "RationalTensor":
         return self._like(self.values.sum(axis=dim, keepdims=keepdim))
 
@@ -220,6 +223,7 @@ _FUNCTIONS = {
     torch.where: _where,
     torch.nn.functional.pad: _pad,
     torch.nan_to_num: lambda x: x,
+    torch.log: lambda x: x._like(x.values, log=True),
     torch.zeros_like: lambda x: RationalTensor(np.full(x.values.shape, Fraction(0))),
     torch.maximum: lambda a, b: a._like(np.maximum(a.values, a._read(b))),
     torch.minimum: lambda a, b: a._like(np.minimum(a.values, a._read(b))),

@@ -27,19 +27,28 @@ def pools_of(weights, draft_ids, size, m, support, temperature):
         return [(Fraction(1), [(draft_ids[i], weights[i] / total, LEAD) for i in ranked[:size]], {})]
     ranked = ranked[: support or len(ranked)]
     kept = sum(weights[i] for i in ranked)
-    q = {i: weights[i] / kept for i in ranked}
+    q = own = {i: weights[i] / kept for i in ranked}
+    auto = m == "auto"
+    if auto:
+        m = min(2, min(size, len(ranked)) - 1)
     lead, tail = ranked[:m], ranked[m:]
     slots = [(draft_ids[i], q[i], LEAD) for i in lead]
     z = sum((q[i] for i in tail), Fraction(0))
     if z == 0:
         return [(Fraction(1), slots + [(draft_ids[i], q[i], FILL) for i in tail[: size - m - 1]], {})]
-    score = q[tail[0]] if m == 0 else max(min(q[lead[-1]], z), q[tail[0]])
     tempered = {i: power(weights[i], temperature) for i in tail}
     q_tail = {i: w / sum(tempered.values()) for i, w in tempered.items()}
+    if auto:
+        agreement = Fraction(0.3)
+        common = {i: agreement * min(q[i], q_tail[i]) + (1 - agreement) * q[i] * q_tail[i] for i in tail}
+        own = {i: q[i] - common[i] for i in tail}
+        score = max(sum(common.values()), *own.values())
+    else:
+        score = q[tail[0]] if m == 0 else max(min(q[lead[-1]], z), q[tail[0]])
     return [
         (
             q_tail[y],
-            slots + [(draft_ids[y], score, SAMPLED)] + [(draft_ids[i], q[i], FILL) for i in [j for j in tail if j != y][: size - m - 1]],
+            slots + [(draft_ids[y], score, SAMPLED)] + [(draft_ids[i], own[i], FILL) for i in [j for j in tail if j != y][: size - m - 1]],
             {draft_ids[i]: w for i, w in q_tail.items()},
         )
         for y in tail

@@ -12,7 +12,7 @@ import torch
 from patched import load_rheo
 
 from eagle.model.law import SamplingOptions, TargetLaw
-from rheo import FILL, LEAD, SAMPLED, certify
+from rheo import AUTO, FILL, LEAD, SAMPLED, certify
 from rheo.certify import Setting, all_budgets, enumerator, table1
 from rheo.enumeration import Arithmetic, ConstantLaws, RandomLaws, Replay, compare, outcomes
 from rheo.rational import RationalTensor
@@ -29,7 +29,7 @@ SETTINGS = [
         (3, 4, 2, 1, (2, 3, 5), 0, 1.0, (2, 0)),
         (2, 5, 2, 2, (3, 5, 8), 0, 0.5, None),
     )
-    for m in (None, 0, 1)
+    for m in (None, 0, 1, AUTO)
 ]
 
 
@@ -41,7 +41,7 @@ def test_every_quick_setting_is_lossless_and_the_report_says_so(capsys, tmp_path
     exact = [r for r in records if r["setting"]["arithmetic"] == "fractions"]
     assert len(exact) > 200 and all(r["difference"] == "0" for r in exact)
     assert all(ours == targets for r in exact for ours, targets in r["laws"].values())
-    assert {r["setting"]["m"] for r in records} == {None, 0, 1, 2}
+    assert {r["setting"]["m"] for r in records} == {None, 0, 1, 2, AUTO}
     for group in {r["setting"]["group"] for r in records}:  # no group is about trees without a sampled slot
         sampled = [r for r in records if r["setting"]["group"] == group and r["setting"]["m"] is not None]
         assert sum(r["sampled"] > 1 for r in sampled) >= len(sampled) / 3, group
@@ -178,7 +178,7 @@ def test_a_law_that_differs_is_an_exit_code_and_a_small_counterexample(capsys):
 
 def test_a_draw_outside_the_kept_tree_that_changes_it_is_reported(capsys):
     """Score 1 unless the sampled token is the most likely one: with that one, tried first, the slot is not kept."""
-    peeking = load_rheo({"pool": [("log_proxy = sampled_log_proxy(log_q, n_lead)", "log_proxy = torch.where(drawn > n_lead, 0, log_q[:, -1:])")]})
+    peeking = load_rheo({"pool": [("(log_q, sampled_log_proxy(log_q, n_lead))", "(log_q, torch.where(drawn > n_lead, 0, log_q[:, -1:]))")]})
     laws = ConstantLaws((Fraction(1, 4),) * 4, (Fraction(9), Fraction(4), Fraction(1), Fraction(1)))
     with pytest.raises(peeking.MergeError, match="hangs on a draw outside of it"):
         list(peeking.certify(peeking.Setting("", 4, 0, 3, 1, 0, (1,), walk="merged"), laws))

@@ -13,11 +13,18 @@ import pytest
 import torch
 from patched import load_rheo
 
+from rheo import AUTO
 from rheo.certify import Setting
 
 POWER = 1e-3  # exact difference that counts as killed
-PROXY = "log_proxy = sampled_log_proxy(log_q, n_lead)"
+PROXY = "(log_q, sampled_log_proxy(log_q, n_lead))"
+AUTO_PROXY = "acceptance_scores(log_q, q_tail, n_lead) if auto"
 STORED = "        support=support,\n        q_tail=q_tail,\n"
+
+
+def proxy(expression):
+    """The sampled slot has another score."""
+    return {"pool": [(PROXY, f"(log_q, {expression})")]}
 
 
 def pool_law(expression):
@@ -26,11 +33,9 @@ def pool_law(expression):
 
 
 MUTANTS = {
-    "the token's own probability as proxy": {"pool": [(PROXY, "log_proxy = log_q.gather(1, drawn)")]},
-    "the paper's ad-hoc proxy (half of q(x_m))": {"pool": [(PROXY, "log_proxy = log_q[:, max(n_lead - 1, 0)][:, None] - 0.6931471805599453")]},
-    "0.6 times the proxy, not clamped to q(x_{m+1})": {
-        "pool": [(PROXY, "log_proxy = sampled_log_proxy(log_q, n_lead) - 0.5108256237659907")]
-    },
+    "the token's own probability as proxy": proxy("log_q.gather(1, drawn)"),
+    "the paper's ad-hoc proxy (half of q(x_m))": proxy("log_q[:, max(n_lead - 1, 0)][:, None] - 0.6931471805599453"),
+    "0.6 times the proxy, not clamped to q(x_{m+1})": proxy("sampled_log_proxy(log_q, n_lead) - 0.5108256237659907"),
     "ties of survival broken by token id": {
         "tree": [(
             "    keep = best_first(scores)[: total_token - 1].sort().values",
@@ -47,7 +52,7 @@ MUTANTS = {
     "fill ranked before sampled at ties": {
         "pool": [
             ("torch.cat((lead, drawn, fill), 1)", "torch.cat((lead, fill, drawn), 1)"),
-            ("torch.cat((log_q[:, :n_lead], log_proxy, log_q.gather(1, fill)), 1)", "torch.cat((log_q[:, :n_lead], log_q.gather(1, fill), log_proxy), 1)"),
+            ("torch.cat((scores[:, :n_lead], log_proxy, scores.gather(1, fill)), 1)", "torch.cat((scores[:, :n_lead], scores.gather(1, fill), log_proxy), 1)"),
             ("    kinds[n_lead] = SAMPLED\n", "    kinds[-1] = SAMPLED\n"),
         ]
     },
@@ -84,10 +89,23 @@ MUTANTS = {
     "q_tail of the wrong parent after pruning": {
         "tree": [("        pool_rows=row_of[nodes],", "        pool_rows=row_of[nodes].roll(1),")]
     },
-    "kept set not closed under parents: proxies above 1": {
-        "pool": [(PROXY, "log_proxy = sampled_log_proxy(log_q, n_lead) + 0.5")]
-    },
+    "kept set not closed under parents: proxies above 1": proxy("sampled_log_proxy(log_q, n_lead) + 0.5"),
 }  # fmt: skip
+AUTO_MUTANTS = {
+    "the sampled slot scored by the token drawn": {
+        "pool": [(AUTO_PROXY, "(log_q, acceptance_scores(log_q, q_tail, n_lead)[0].gather(1, drawn)) if auto")]
+    },
+    "the sampled slot scored lower than the fill slots that it should beat": {
+        "pool": [("torch.maximum(log_common, own[:, n_lead:].amax(-1, keepdim=True))", "log_common")]
+    },
+    "as many lead tokens as the draws of the level before say": {
+        "pool": [
+            ("min(AUTO_LEAD, width - 1)", "min(AUTO_LEAD if parents == 1 else PEEK[0], width - 1)"),
+            ("[:, None]  # [P, 1] index into the support\n", "[:, None]\n    PEEK[0] = 0 if drawn.min() > n_lead else 2\n"),
+            ("AUTO_LEAD = 2", "PEEK, AUTO_LEAD = [2], 2"),
+        ],
+    },
+}
 FORGOTTEN_D2T = {"pool": [(STORED, "        support=ids,\n        q_tail=q_tail,\n")]}
 
 
@@ -98,6 +116,16 @@ def settings(draft_ids=None, seeds=6):
             yield Setting("", 4, laws, 3, m, 0, (1, 2, 3), verification=verification, draft_ids=draft_ids, arithmetic="float64")
     for laws, (m, size) in itertools.product(range(seeds), ((1, 2), (0, 2))):
         yield Setting("", 3, laws, size, m, 1, (2, 3, 4, 5), draft_ids=draft_ids, arithmetic="float64", walk="merged")
+
+
+def auto_settings():
+    """A flat ``q_tail`` over many tokens, where fill slots may be worth more than the sampled one; then branches that could hear of each other."""
+    for laws in range(12):
+        yield Setting("", 7, laws, 4, AUTO, 0, (3,), temperature=50.0, arithmetic="float64")
+    for laws, temperature in itertools.product(range(6), (2.0, 1.0)):
+        yield Setting("", 4, laws, 3, AUTO, 0, (1, 2, 3), temperature=temperature, arithmetic="float64")
+    for laws, size in itertools.product(range(6), (2, 3)):
+        yield Setting("", 3, laws, size, AUTO, 1, (2, 3, 4, 5), temperature=2.0, arithmetic="float64", walk="by node")
 
 
 def killed(code, cases) -> float:
@@ -117,7 +145,12 @@ def killed(code, cases) -> float:
 
 
 def test_the_right_code_survives_what_kills_the_mutants():
-    assert killed(load_rheo(), itertools.chain(settings(), settings(draft_ids=(2, 0), seeds=3))) < 1e-12
+    assert killed(load_rheo(), itertools.chain(settings(), auto_settings(), settings(draft_ids=(2, 0), seeds=3))) < 1e-12
+
+
+@pytest.mark.parametrize("name", AUTO_MUTANTS)
+def test_mutant_of_auto_fails_the_exact_law(name):
+    assert killed(load_rheo(AUTO_MUTANTS[name]), auto_settings()) > POWER
 
 
 @pytest.mark.parametrize("name", MUTANTS)

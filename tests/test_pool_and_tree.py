@@ -6,8 +6,8 @@ import pytest
 import torch
 from scipy.stats import chisquare
 
-from rheo import FILL, LEAD, SAMPLED, Draws, PoolOptions, TreeOptions, build_pools, build_tree
-from rheo.pool import highest
+from rheo import AUTO, FILL, LEAD, SAMPLED, Draws, PoolOptions, TreeOptions, build_pools, build_tree
+from rheo.pool import AGREEMENT, highest
 
 
 def draws(seed=0):
@@ -24,19 +24,29 @@ class FixedToken:
         return torch.full(weights.shape[:-1], self.index)
 
 
-def literal_pool(logits, size, m, support, drawn):
-    """[(token, proxy, kind)] of one pool, as the paper's section 3.2 reads (float64, lists)."""
+def literal_pool(logits, size, m, support, drawn, temperature=1.0):
+    """[(token, score, kind)] of one pool, as the paper's section 3.2 and docs/RHEOSTAT.md read (float64, lists)."""
     ids = sorted(range(len(logits)), key=lambda i: -logits[i])[: support or len(logits)]
     total = sum(math.exp(logits[i]) for i in ids)
     q = {i: math.exp(logits[i]) / total for i in ids}
+    auto, own = m == AUTO, q
+    if auto:
+        m = min(2, min(size, len(ids)) - 1)
     pool = [(i, q[i], LEAD) for i in ids[:m]]
     tail = ids[m:]
+    if auto:
+        weights = {i: math.exp((logits[i] - logits[tail[0]]) / temperature) for i in tail}
+        q_tail = {i: w / sum(weights.values()) for i, w in weights.items()}
+        common = {i: AGREEMENT * min(q[i], q_tail[i]) + (1 - AGREEMENT) * q[i] * q_tail[i] for i in tail}
+        own = {i: q[i] - common[i] for i in tail}
     if tail:
         z = sum(q[i] for i in tail)
         proxy = q[ids[0]] if m == 0 else max(min(q[ids[m - 1]], z), q[tail[0]])
+        if auto:
+            proxy = max(sum(common.values()), *own.values())
         pool.append((tail[drawn], proxy, SAMPLED))
         fill = [i for j, i in enumerate(tail) if j != drawn]
-        pool += [(i, q[i], FILL) for i in fill[: size - m - 1]]
+        pool += [(i, own[i], FILL) for i in fill[: size - m - 1]]
     return pool
 
 
@@ -88,6 +98,33 @@ def test_a_token_of_a_large_vocabulary_has_the_law_of_its_weights(shape):
         assert chisquare(*cells).pvalue > 1e-4
 
 
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("size, support", [(1, 0), (2, 0), (4, 0), (4, 6), (4, 3), (4, 1)])
+def test_auto_pool_equals_the_literal_definition(size, support, temperature):
+    generator = torch.Generator().manual_seed(size)
+    for _ in range(20):
+        logits = torch.randn(9, generator=generator, dtype=torch.float64) * 3
+        m = min(2, min(size, support or 9) - 1)
+        for drawn in range((support or 9) - m):
+            pools = build_pools(logits[None], PoolOptions(size, AUTO, support, temperature), FixedToken(m + drawn))
+            expected = literal_pool(logits.tolist(), size, AUTO, support, drawn, temperature)
+            assert pools.tokens[0].tolist() == [t for t, _, _ in expected]
+            assert pools.kinds.tolist() == [k for _, _, k in expected]
+            assert pools.log_proxy[0].exp().tolist() == pytest.approx([s for _, s, _ in expected], abs=1e-14)
+
+
+def test_auto_at_temperature_0_builds_the_top_k_tree_of_the_support():
+    vocab_logits = torch.randn(200, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+
+    def build(pool):
+        return build_tree(torch.tensor(0), vocab_logits[0], lambda tokens, ranks, level: vocab_logits[1 + tokens + 12 * (level % 3)],
+                          TreeOptions(pool, 20, 3), draws())  # fmt: skip
+
+    rheo, top_k = build(PoolOptions(4, AUTO, 0, temperature=0.0)), build(PoolOptions(4, None))
+    assert rheo.tokens.tolist() == top_k.tokens.tolist() and rheo.parents.tolist() == top_k.parents.tolist()
+    torch.testing.assert_close(rheo.log_scores, top_k.log_scores)
+
+
 def test_top_k_pool_is_the_full_softmax_of_the_highest_logits():
     logits = torch.randn(3, 50, generator=torch.Generator().manual_seed(0))
     pools = build_pools(logits, PoolOptions(5, None), draws())
@@ -127,8 +164,9 @@ def test_law2_proxy_is_independent_of_the_token_and_at_least_every_fill(temperat
     for scale in (0.1, 3.0, 30.0, 300.0):
         for dtype in (torch.float16, torch.bfloat16, torch.float32):
             logits = (torch.randn(8, 200, generator=generator) * scale).to(dtype)
-            for m in (0, 1, 2, 5):
-                pools = [build_pools(logits, PoolOptions(8, m, 64, temperature), draws(s)) for s in range(4)]
+            for option in (0, 1, 2, 5, AUTO):
+                pools = [build_pools(logits, PoolOptions(8, option, 64, temperature), draws(s)) for s in range(4)]
+                m = 2 if option == AUTO else option
                 for pool in pools:
                     assert torch.equal(pool.log_proxy[:, m], pools[0].log_proxy[:, m])
                     exists = pool.log_proxy[:, m] > -torch.inf

@@ -36,7 +36,7 @@ class DecodingOptions:
 
     law: SamplingOptions = field(default_factory=SamplingOptions)
     sampling: str = "topk"
-    m: int | None = None
+    m: int | str | None = None
     support: int | None = None
     verification: str | None = None
     normaliser: str | None = None
