@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from eagle.model.decoding import SAMPLINGS
+from eagle.model.target import DTYPE_HELP
 from evaluation.grids import PAIRS, Pair
 from evaluation.prompts import TEMPLATES
 from rheo import AUTO, VERIFICATIONS
@@ -55,14 +56,14 @@ def sampling(args: argparse.Namespace) -> dict:
 
 def add_model(parser: argparse.ArgumentParser, dtype: str = "auto") -> None:
     """How the target is loaded and spoken to."""
-    parser.add_argument("--dtype", default=dtype, help="auto, bf16, fp16 or fp32")
+    parser.add_argument("--dtype", default=dtype, help=DTYPE_HELP)
     parser.add_argument("--template", default="auto", choices=TEMPLATES, help="auto is the tokenizer's own")
 
 
 def add_pair(parser: argparse.ArgumentParser) -> None:
     """One of the paper's pairs (see ``pair``)."""
     parser.add_argument("--pair", default="llama31-8b", choices=PAIRS)
-    parser.add_argument("--dtype", help="default: the pair's; bf16 is fastest for the demo pair on CPUs that have bfloat16 instructions")
+    parser.add_argument("--dtype", help=f"default: the pair's; {DTYPE_HELP}")
 
 
 def pair(args: argparse.Namespace) -> Pair:

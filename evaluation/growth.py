@@ -19,6 +19,7 @@ from eagle.files import replace_text, replacing
 from eagle.model.decoding import DecodingOptions
 from eagle.model.ea_model import EaModel
 from eagle.model.law import TargetLaw
+from eagle.model.target import DTYPE_HELP
 from eagle.model.tree_size import drafting_seconds, verification_seconds
 from eagle.program import one_line_errors
 from evaluation.bench import circumstances
@@ -141,7 +142,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--ea-model-path", help="default: the demo's head")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--output", type=Path, default=Path("results/growth/demo"))
-    parser.add_argument("--dtype", default="auto", help="auto, bf16, fp16 or fp32")
+    parser.add_argument("--dtype", default="auto", help=DTYPE_HELP)
     args = parser.parse_args(argv)
     with one_line_errors():
         run(args)

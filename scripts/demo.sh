@@ -6,7 +6,7 @@ bash scripts/install.sh
 
 out=answers/demo
 tree=(--total-token 12 --depth 3)   # measured on 2 CPU cores, see the README
-common=(--base-model-path smollm2-demo --bench-name demo --temperature 1.0 --max-new-token 24 --seed 0)
+common=(--base-model-path smollm2-demo --dtype fast --bench-name demo --temperature 1.0 --max-new-token 24 --seed 0)
 run() { echo "+ $*"; "$@"; }
 
 echo "== 1/4 Plain decoding"

@@ -7,10 +7,11 @@ import torch
 from tiny import FAMILIES, PROMPT, tiny_head, tiny_pair, tiny_target
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
+from eagle.model import target as target_module
 from eagle.model import tree_size
 from eagle.model.acceptance import contexts
 from eagle.model.ea_model import EaModel
-from eagle.model.target import TargetModel, default_taps, load_causal_lm
+from eagle.model.target import TargetModel, default_taps, load_causal_lm, parse_dtype
 from eagle.model.tree_size import DEPTHS, EVERY, SIZES, TEXT, best_tree, expected_tokens
 
 # A branching tree of 7 nodes: parents, and each node's path from the root.
@@ -128,6 +129,15 @@ def test_layers_on_two_devices_give_the_same_ids():
     places |= {f"model.layers.{i}": int(i > 1) for i in range(4)}
     two = EaModel(dispatch_model(one.base_model, places), one.draft.to("cuda:0"), total_token=12, depth=2, top_k=4)
     assert two.eagenerate(PROMPT, max_new_tokens=30).tolist() == expected.tolist()
+
+
+def test_dtypes_by_name(monkeypatch):
+    assert parse_dtype("auto") == "auto" and parse_dtype("bf16") == parse_dtype(torch.bfloat16) == torch.bfloat16
+    for has_it, dtype in ((True, torch.bfloat16), (False, torch.float32)):
+        monkeypatch.setattr(target_module, "multiplies_in_bf16", lambda has_it=has_it: has_it)
+        assert parse_dtype("fast") == dtype
+    with pytest.raises(ValueError, match="dtype is 'int4'; choose one of auto, fast, bf16, fp16"):
+        parse_dtype("int4")
 
 
 def test_the_tree_chosen_is_the_one_of_the_most_expected_tokens_a_second():

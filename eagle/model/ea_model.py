@@ -69,7 +69,8 @@ class EaModel:
         Args:
             base_model_path: Hub id, folder or ``.gguf`` file; "smollm2-demo" is the demo pair.
             ea_model_path: Hub id or folder of the EAGLE-3 head; None loads the target alone (or the demo's head).
-            dtype: "auto", "bf16", "fp16", "fp32" or a torch dtype, for both networks; ``torch_dtype`` is EAGLE's name for it.
+            dtype: "auto" (as stored), "bf16", "fp16", "fp32", "fast" (bf16 where the hardware multiplies in it, else fp32) or a torch
+                dtype, for both networks; ``torch_dtype`` is EAGLE's name for it.
             device_map: as in transformers.
             threshold: EAGLE's keyword; only its default, 1.0, has a meaning here.
             kwargs: go to the target's ``from_pretrained``.

@@ -14,9 +14,10 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from eagle.model.cache import TargetCache
 
-DTYPES = {"auto": "auto", "bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-ATTENTIONS = ("sdpa", "eager")  # those that take a 4-D mask
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 DTYPES |= {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
+DTYPE_HELP = "auto (as stored), bf16, fp16, fp32, or fast: bf16 where the hardware multiplies in it, else fp32"
+ATTENTIONS = ("sdpa", "eager")  # those that take a 4-D mask
 
 
 @dataclass(frozen=True)
@@ -28,16 +29,25 @@ class TargetOutput:
 
 
 def parse_dtype(dtype: str | torch.dtype) -> str | torch.dtype:
-    """A dtype by name ("auto", "bf16", "fp16", "fp32" and the long names) or as it is.
+    """A dtype by name (see ``DTYPE_HELP``, and the long names) or as it is.
 
     Raises:
         ValueError: for an unknown name.
     """
-    if isinstance(dtype, torch.dtype):
+    if isinstance(dtype, torch.dtype) or dtype == "auto":
         return dtype
+    if dtype == "fast":
+        return torch.bfloat16 if multiplies_in_bf16() else torch.float32
     if dtype not in DTYPES:
-        raise ValueError(f"dtype is {dtype!r}; choose one of {', '.join(DTYPES)} or a torch.dtype")
+        raise ValueError(f"dtype is {dtype!r}; choose one of auto, fast, {', '.join(DTYPES)} or a torch.dtype")
     return DTYPES[dtype]
+
+
+def multiplies_in_bf16() -> bool:
+    """Whether the GPU, or without one the CPU, has instructions for bfloat16; without them it is slower than float32."""
+    if torch.cuda.is_available():
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
 
 
 def split_gguf(path: str) -> tuple[str, dict[str, str]]:

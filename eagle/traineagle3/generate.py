@@ -24,6 +24,7 @@ from eagle.files import differences, replace_text
 from eagle.model.chat import chat_ids, chat_text
 from eagle.model.decoding import NonFiniteLogits
 from eagle.model.ea_model import EaModel
+from eagle.model.target import DTYPE_HELP
 from eagle.program import one_line_errors
 from eagle.traineagle3.corpus import Conversation
 
@@ -363,7 +364,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--systems", nargs="+", default=list(SYSTEMS), help='system prompts for the making of user turns, drawn for each; "" is the template\'s own')
     add("--answer-systems", nargs="+", default=[""], help="system prompts for the answers, drawn for each")
     add("--seed", type=int, default=0)
-    add("--dtype", default="auto", help="auto, bf16, fp16 or fp32")
+    add("--dtype", default="auto", help=DTYPE_HELP)
     return parser
 
 

@@ -24,6 +24,7 @@ from tqdm import tqdm
 from eagle.files import differences, replace_text, replacing
 from eagle.model.draft import DraftModel, head_folder, load_draft, read_config
 from eagle.model.ea_model import EaModel
+from eagle.model.target import DTYPE_HELP, multiplies_in_bf16
 from eagle.program import one_line_errors
 from eagle.traineagle3.corpus import Conversation, digest, read_corpus
 from eagle.traineagle3.curve import draw_curve
@@ -309,9 +310,7 @@ def choose_precision(precision: str) -> str:
     """bfloat16 where the hardware multiplies in it, else none."""
     if precision != "auto":
         return precision
-    if torch.cuda.is_available():
-        return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "no"
-    return "bf16" if torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported() else "no"
+    return "bf16" if multiplies_in_bf16() else "no"
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -336,7 +335,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--clip", type=float, default=1.0, help="largest norm of the gradient")
     add("--max-length", type=int, default=2048, help="tokens of a conversation; the rest is cut off")
     add("--precision", choices=PRECISIONS, default="auto", help="autocast of the head; auto is bf16 where the hardware has it")
-    add("--dtype", default="auto", help="of the target: auto, bf16, fp16 or fp32")
+    add("--dtype", default="auto", help=f"of the target: {DTYPE_HELP}")
     add("--seed", type=int, default=0)
     add("--features", type=Path, help="folder to keep the target's features in (4 hidden sizes a token)")
     add("--with-embedding", action="store_true", help="store the target's embedding with the head; EAGLE needs it for single-file targets")
