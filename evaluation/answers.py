@@ -87,6 +87,8 @@ def run_block(model: EaModel, request: Request, paths: dict[str, str]) -> dict:
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__},
         "commit": commit(),
     }
+    if model.graphs is not None:
+        block["cuda_graph"] = True
     if drafting:
         block |= {"total_token": options.total_token, "depth": options.depth, "top_k": options.top_k}
     if options.sampling == "rheo":

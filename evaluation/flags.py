@@ -58,6 +58,7 @@ def add_model(parser: argparse.ArgumentParser, dtype: str = "auto") -> None:
     """How the target is loaded and spoken to."""
     parser.add_argument("--dtype", default=dtype, help=DTYPE_HELP)
     parser.add_argument("--template", default="auto", choices=TEMPLATES, help="auto is the tokenizer's own")
+    parser.add_argument("--no-cuda-graph", action="store_true", help="on a GPU, run cycles operation by operation, to compare")
 
 
 def add_pair(parser: argparse.ArgumentParser) -> None:

@@ -53,12 +53,12 @@ def run(args: argparse.Namespace, drafting: bool) -> Path:
     model_id = args.model_id or f"{Path(args.base_model_path).name}-temperature-{args.temperature}"
     sampling = pool["sampling"] if pool["sampling"] != "rheo" else f"rheo-m{1 if pool['m'] is None else pool['m']}"
     path = args.answer_file or Path("answers", bench, f"{model_id}-{sampling}-seed{args.seed}.jsonl")
-    if tree.get("total_token") == -1 and path.exists() and (before := read_answers([path])):
-        tree["total_token"] = before[0]["run"]["total_token"]  # a run goes on with the size that it chose
+    if -1 in tree.values() and path.exists() and (before := read_answers([path])):
+        tree |= {name: before[0]["run"][name] for name in ("total_token", "depth") if tree[name] == -1}  # a run goes on with what it chose
 
     print(f"Loading {args.base_model_path}", flush=True)
     heads = {"ea_model_path": args.ea_model_path} if drafting else {}
-    model = EaModel.from_pretrained(args.base_model_path, dtype=args.dtype, **heads, **tree)
+    model = EaModel.from_pretrained(args.base_model_path, dtype=args.dtype, cuda_graph=not args.no_cuda_graph, **heads, **tree)
     check_template(args.template, model.tokenizer)
     options = model.options(**flags.law(args), **pool, max_new_tokens=args.max_new_token, seed=args.seed)
     request = Request(bench, model_id, args.template, args.num_choices, options, args.timing)

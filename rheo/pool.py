@@ -12,7 +12,7 @@ from rheo.draws import Draws
 LEAD, SAMPLED, FILL = 0, 1, 2
 KIND_NAMES = ("lead", "sampled", "fill")
 AUTO = "auto"
-AUTO_LEAD = 2  # lead slots with m AUTO, where the pool has so many besides the sampled one
+AUTO_LEAD = 1  # lead slots with m AUTO, where the pool has so many besides the sampled one
 AGREEMENT = 0.3  # see ``acceptance_scores``
 GREEDY_BELOW = 1e-5  # temperatures under this one mean argmax
 BLOCK = 8  # tokens of a block of the vocabulary, see ``highest``

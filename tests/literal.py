@@ -30,7 +30,7 @@ def pools_of(weights, draft_ids, size, m, support, temperature):
     q = own = {i: weights[i] / kept for i in ranked}
     auto = m == "auto"
     if auto:
-        m = min(2, min(size, len(ranked)) - 1)
+        m = min(1, min(size, len(ranked)) - 1)
     lead, tail = ranked[:m], ranked[m:]
     slots = [(draft_ids[i], q[i], LEAD) for i in lead]
     z = sum((q[i] for i in tail), Fraction(0))

@@ -4,8 +4,10 @@ import pytest
 import torch
 from tiny import PROMPT, tiny_head, tiny_pair, tiny_target, tiny_tokenizer
 
+import eagle.model.cycle as cycle
 import eagle.model.decoding as decoding
-from eagle.model.decoding import DecodingOptions, NonFiniteLogits, to_host
+from eagle.model.cycle import summarise
+from eagle.model.decoding import DecodingOptions, NonFiniteLogits, decode
 from eagle.model.ea_model import EaModel
 from eagle.model.stops import stop_token_ids
 from rheo import SAMPLED, Verdict
@@ -55,7 +57,7 @@ def scripted(monkeypatch, model, blocks):
         path = torch.arange(steps).clamp_max(tree.tokens.numel() - 1)
         return Verdict(path, tokens, torch.tensor(len(block)), torch.tensor(True))
 
-    monkeypatch.setattr(decoding, "verify", fake)
+    monkeypatch.setattr(cycle, "verify", fake)
     return model
 
 
@@ -188,7 +190,7 @@ def test_streaming_yields_once_a_cycle_and_ends_with_the_whole(model):
 
 def test_survivals_are_those_of_the_visited_nodes_with_children(model, monkeypatch):
     trees = []
-    monkeypatch.setattr(decoding, "to_host", lambda tree, verdict: trees.append((tree, verdict)) or to_host(tree, verdict))
+    monkeypatch.setattr(decoding, "summarise", lambda tree, verdict: trees.append((tree, verdict)) or summarise(tree, verdict))
     seen = set()
     for m in (0, 1, 3):
         trees.clear()
@@ -276,3 +278,51 @@ def test_defaults_are_the_papers_tree():
     options = DecodingOptions(sampling="rheo")
     assert (options.total_token, options.depth, options.top_k) == (60, 7, 10)
     assert (options.tree.pool.m, options.tree.pool.support) == (1, 128)
+
+
+SAMPLINGS = [{"sampling": "none"}, {"sampling": "topk"}, {"sampling": "rheo", "m": 1}, {"sampling": "rheo", "m": "auto", "verification": "rrsw"}]
+
+
+@pytest.mark.parametrize("step", [9, 64])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("sampling", SAMPLINGS)
+def test_cycles_of_fixed_shape_that_wait_for_nothing_give_the_same_tokens(sampling, temperature, step, monkeypatch):
+    """What a CUDA graph replays, run as it is: blocks at multiples of the step, lengths as tensors, commits of unknown length; one cycle for all requests."""
+    monkeypatch.setattr(cycle, "STEP", step)
+    model, graphs, shapes = tiny_pair(depth=3, draft_vocab=24), cycle.Graphs(), []
+    shape = cycle.GraphedCycle.shape
+    monkeypatch.setattr(cycle.GraphedCycle, "shape", lambda self: shapes.append(shape(self)) or shapes[-1])
+    for seed, (prompt, new) in enumerate(((PROMPT, 40), (PROMPT.repeat(1, 4), 40), (PROMPT[:, :2], 9))):
+        options = model.options(temperature=temperature, max_new_tokens=new, seed=seed, **sampling)
+        usual, fixed = (list(decode(model.target, model.draft, prompt, options, graphs=g))[-1] for g in (None, graphs))
+        assert fixed.token_ids == usual.token_ids and fixed.accept_lengths == usual.accept_lengths
+        assert fixed.accepted_kinds == usual.accepted_kinds and fixed.survivals == usual.survivals
+    assert len(graphs.kept) == 1 and len(set(shapes)) <= 2 * 64 // step + 3
+
+
+def test_requests_at_the_same_time_do_not_share_a_cycle():
+    model, graphs = tiny_pair(depth=2), cycle.Graphs(most=2)
+    options = model.options(temperature=1.0, max_new_tokens=30)
+    expected = model.generate(PROMPT, options).token_ids
+    first, second = (decode(model.target, model.draft, PROMPT, options, graphs=graphs) for _ in range(2))
+    for a, b in zip(first, second):
+        assert a.token_ids == b.token_ids
+    assert a.token_ids == expected and len(graphs.kept) == 1
+    next(decode(model.target, model.draft, PROMPT, options, graphs=graphs)).token_ids  # given up after a cycle
+    assert list(decode(model.target, model.draft, PROMPT, options, graphs=graphs))[-1].token_ids == expected
+    for temperature in (0.5, 0.6, 0.7):
+        list(decode(model.target, model.draft, PROMPT, model.options(temperature=temperature), graphs=graphs))
+    assert len(graphs.kept) == 2
+
+
+def test_a_cycle_that_met_broken_logits_is_not_used_again():
+    model, graphs = tiny_pair(depth=2), cycle.Graphs()
+    options = model.options(temperature=1.0, max_new_tokens=30)
+    stream = decode(model.target, model.draft, PROMPT, options, graphs=graphs)
+    next(stream)
+    bias = torch.nn.Parameter(torch.full((32,), torch.nan))
+    model.base_model.lm_head.bias = bias
+    with pytest.raises(NonFiniteLogits):
+        next(stream)
+    model.base_model.lm_head.bias = None
+    assert not graphs.kept

@@ -102,7 +102,7 @@ AUTO_MUTANTS = {
         "pool": [
             ("min(AUTO_LEAD, width - 1)", "min(AUTO_LEAD if parents == 1 else PEEK[0], width - 1)"),
             ("[:, None]  # [P, 1] index into the support\n", "[:, None]\n    PEEK[0] = 0 if drawn.min() > n_lead else 2\n"),
-            ("AUTO_LEAD = 2", "PEEK, AUTO_LEAD = [2], 2"),
+            ("AUTO_LEAD = 1", "PEEK, AUTO_LEAD = [1], 1"),
         ],
     },
 }
@@ -121,7 +121,7 @@ def settings(draft_ids=None, seeds=6):
 def auto_settings():
     """A flat ``q_tail`` over many tokens, where fill slots may be worth more than the sampled one; then branches that could hear of each other."""
     for laws in range(12):
-        yield Setting("", 7, laws, 4, AUTO, 0, (3,), temperature=50.0, arithmetic="float64")
+        yield Setting("", 7, laws, 3, AUTO, 0, (2,), temperature=50.0, arithmetic="float64")
     for laws, temperature in itertools.product(range(6), (2.0, 1.0)):
         yield Setting("", 4, laws, 3, AUTO, 0, (1, 2, 3), temperature=temperature, arithmetic="float64")
     for laws, size in itertools.product(range(6), (2, 3)):

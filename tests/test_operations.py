@@ -6,7 +6,7 @@ from tiny import tiny_pair
 
 from eagle.model import decoding
 from eagle.model.cache import KVBuffer
-from eagle.model.decoding import to_host
+from eagle.model.cycle import summarise, to_host
 from eagle.model.draft import DraftState
 from eagle.model.ea_model import EaModel
 from evaluation.bench import Operations
@@ -51,7 +51,7 @@ def test_nothing_in_a_cycle_waits_for_data(m, verification, temperature):
         cache.keep(verdict.path)
         assert tree.tokens.shape == (60,) and verdict.tokens.shape == (9,)
         with pytest.raises((NotImplementedError, RuntimeError)):  # the one read: these tensors would give the alarm
-            to_host(tree, verdict)
+            to_host(summarise(tree, verdict))
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -61,9 +61,9 @@ def test_on_a_gpu_only_the_end_of_a_cycle_synchronises(sampling, monkeypatch):
     model = EaModel(cpu.base_model.cuda(), cpu.draft.cuda(), total_token=60, depth=7, top_k=10)
     allowed = []
 
-    def reading(tree, verdict):
+    def reading(summary):
         torch.cuda.set_sync_debug_mode("default")
-        allowed.append(to_host(tree, verdict))
+        allowed.append(to_host(summary))
         torch.cuda.set_sync_debug_mode("error")
         return allowed[-1]
 

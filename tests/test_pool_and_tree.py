@@ -31,7 +31,7 @@ def literal_pool(logits, size, m, support, drawn, temperature=1.0):
     q = {i: math.exp(logits[i]) / total for i in ids}
     auto, own = m == AUTO, q
     if auto:
-        m = min(2, min(size, len(ids)) - 1)
+        m = min(1, min(size, len(ids)) - 1)
     pool = [(i, q[i], LEAD) for i in ids[:m]]
     tail = ids[m:]
     if auto:
@@ -104,7 +104,7 @@ def test_auto_pool_equals_the_literal_definition(size, support, temperature):
     generator = torch.Generator().manual_seed(size)
     for _ in range(20):
         logits = torch.randn(9, generator=generator, dtype=torch.float64) * 3
-        m = min(2, min(size, support or 9) - 1)
+        m = min(1, min(size, support or 9) - 1)
         for drawn in range((support or 9) - m):
             pools = build_pools(logits[None], PoolOptions(size, AUTO, support, temperature), FixedToken(m + drawn))
             expected = literal_pool(logits.tolist(), size, AUTO, support, drawn, temperature)
@@ -166,7 +166,7 @@ def test_law2_proxy_is_independent_of_the_token_and_at_least_every_fill(temperat
             logits = (torch.randn(8, 200, generator=generator) * scale).to(dtype)
             for option in (0, 1, 2, 5, AUTO):
                 pools = [build_pools(logits, PoolOptions(8, option, 64, temperature), draws(s)) for s in range(4)]
-                m = 2 if option == AUTO else option
+                m = 1 if option == AUTO else option
                 for pool in pools:
                     assert torch.equal(pool.log_proxy[:, m], pools[0].log_proxy[:, m])
                     exists = pool.log_proxy[:, m] > -torch.inf

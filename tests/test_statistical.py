@@ -67,6 +67,21 @@ def test_law_of_three_tokens_is_the_targets(models, arm, temperature, draft_voca
     assert p_value(models[draft_vocab], arm, temperature, 2000) > FALSE_ALARM / len(QUICK)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("cuda_graph", [True, False])
+@pytest.mark.parametrize("arm", ARMS)
+def test_law_of_three_tokens_on_a_gpu_is_the_targets(arm, cuda_graph):
+    """Replayed graphs too: in most of the requests the second cycle is a replay, and the graph's random numbers must move on."""
+    cpu = tiny_pair(vocab=5, draft_vocab=4, layers=2, taps=(0, 1), hidden=8, total_token=6, depth=1, top_k=3, seed=2)
+    expected = exact_law(cpu, 1.0, {})
+    model = EaModel(cpu.base_model.cuda(), cpu.draft.cuda(), total_token=6, depth=1, top_k=3, cuda_graph=cuda_graph)
+    n, counts = 3000, torch.zeros_like(expected)
+    for seed in range(n):
+        a, b, c = model.eagenerate(PROMPT, temperature=1.0, max_new_tokens=LENGTH, seed=seed, **ARMS[arm])[0, -LENGTH:].tolist()
+        counts[(a * 5 + b) * 5 + c] += 1
+    assert goodness_of_fit([(counts.numpy(), (expected * n).numpy())], FALSE_ALARM).p_value > FALSE_ALARM / len(ARMS) / 2
+
+
 @pytest.mark.full
 @pytest.mark.parametrize("arm, temperature, draft_vocab", FULL)
 def test_law_of_three_tokens_is_the_targets_in_every_setting(models, arm, temperature, draft_vocab):

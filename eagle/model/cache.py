@@ -16,36 +16,91 @@ class KVBuffer:
     Args:
         layers, heads, head_dim: shape of what is stored.
         capacity: positions that the buffer can hold.
+        step: a block begins at the next multiple of ``step``, so that shapes and addresses stay the same for so many positions,
+            as a CUDA graph needs it. What lies between the committed positions and the block is to be masked.
+
+    Attributes:
+        length: the committed positions.
+        count: the same as a tensor, int64 ``[]``, which with ``step`` > 1 a cycle moves on by itself; ``settle`` tells the host.
     """
 
-    def __init__(self, layers: int, heads: int, head_dim: int, capacity: int, dtype: torch.dtype, device: torch.device):
-        self.data = torch.empty(layers, 2, heads, capacity, head_dim, dtype=dtype, device=device)
-        self.length = 0
+    def __init__(self, layers: int, heads: int, head_dim: int, capacity: int, dtype: torch.dtype, device: torch.device, step: int = 1):
+        capacity = round_up(capacity, step) + (step if step > 1 else 0)
+        # Zeros, since what is masked is multiplied by 0 all the same, and memory may hold NaN.
+        self.data = torch.zeros(layers, 2, heads, capacity, head_dim, dtype=dtype, device=device)
+        self.rows = torch.arange(capacity, device=device)
+        self.length, self.step = 0, step
+        self.count = torch.zeros((), dtype=torch.long, device=device)
 
-    def write(self, layer: int, keys: Tensor, values: Tensor, offset: int = 0) -> tuple[Tensor, Tensor]:
-        """Store a block ``[1, heads, n, head_dim]`` ``offset`` positions behind the committed ones.
+    @property
+    def start(self) -> int:
+        """Where the next block begins."""
+        return round_up(self.length, self.step)
+
+    @property
+    def end(self) -> int | Tensor:
+        """The number of committed positions: a tensor where the host may not know it yet."""
+        return self.length if self.step == 1 else self.count
+
+    def seen(self) -> Tensor:
+        """bool ``[start]``: which positions before the block are committed."""
+        if self.step == 1:
+            return torch.ones(self.length, dtype=torch.bool, device=self.rows.device)
+        return self.rows[: self.start] < self.count
+
+    def write(self, layer: int, keys: Tensor, values: Tensor, rows: slice | Tensor, end: int) -> tuple[Tensor, Tensor]:
+        """Store keys and values ``[1, heads, n, head_dim]`` at some ``rows``.
 
         Returns:
-            Views ``[1, heads, length + offset + n, head_dim]`` of all keys and values up to the block's end.
+            Views ``[1, heads, end, head_dim]`` of all keys and values below ``end``.
         """
-        start = self.length + offset
-        end = start + keys.shape[-2]
         if end > self.data.shape[-2]:
             raise ValueError(f"the cache holds {self.data.shape[-2]} positions and {end} are needed")
         block = self.data[layer]
-        block[0, :, start:end] = keys[0]
-        block[1, :, start:end] = values[0]
+        block[0][:, rows] = keys[0]
+        block[1][:, rows] = values[0]
         return block[0:1, :, :end], block[1:2, :, :end]
 
+    def write_block(self, layer: int, keys: Tensor, values: Tensor, offset: int = 0) -> tuple[Tensor, Tensor]:
+        """Store a block ``offset`` rows behind where blocks begin; returns what ``write`` does, up to the block's end."""
+        start = self.start + offset
+        end = start + keys.shape[-2]
+        return self.write(layer, keys, values, slice(start, end), end)
+
     def advance(self, count: int) -> None:
-        """Commit the first ``count`` positions of the last block."""
+        """Commit the first ``count`` positions of the last block, which began right behind the committed ones."""
+        self.length += count
+        if self.step > 1:
+            self.count += count
+
+    def clear(self) -> None:
+        """Back to no position."""
+        self.length = 0
+        self.count.zero_()
+
+    def settle(self, count: int) -> None:
+        """``count`` more positions were committed by ``keep`` with a tensor, or by writing at ``end``: now the host knows."""
         self.length += count
 
-    def keep(self, indices: Tensor) -> None:
-        """Commit the positions ``indices`` (int64 ``[n]``, rising) of the last block, in that order, and no others."""
-        kept = self.data.index_select(-2, indices.to(self.data.device) + self.length)
-        self.data[..., self.length : self.length + indices.numel(), :] = kept
-        self.length += indices.numel()
+    def keep(self, indices: Tensor, count: Tensor | None = None) -> None:
+        """Commit the positions ``indices`` (int64 ``[n]``, rising) of the last block, in that order, and no others.
+
+        Args:
+            count: where given (int64 ``[]``, with ``step`` > 1), only so many of the first; ``settle`` is to follow.
+        """
+        indices = indices.to(self.data.device)
+        kept, n = self.data.index_select(-2, indices + self.start), indices.numel()
+        if count is None:
+            self.data[..., self.length : self.length + n, :] = kept
+            self.advance(n)
+        else:
+            self.data.index_copy_(-2, self.count + self.rows[:n], kept)
+            self.count += count
+
+
+def round_up(number: int, step: int) -> int:
+    """The next multiple of ``step``."""
+    return -(-number // step) * step
 
 
 class _BlockLayer(CacheLayerMixin):
@@ -62,12 +117,12 @@ class _BlockLayer(CacheLayerMixin):
         """Nothing to do: the buffer exists."""
 
     def update(self, key_states: Tensor, value_states: Tensor, *args, **kwargs) -> tuple[Tensor, Tensor]:
-        return self.buffer.write(self.index, key_states, value_states)
+        return self.buffer.write_block(self.index, key_states, value_states)
 
     def get_mask_sizes(self, query_length) -> tuple[int, int]:
         # Older transformers pass the positions of the block instead of their number.
         count = query_length if isinstance(query_length, int) else query_length.shape[0]
-        return self.buffer.length + count, 0
+        return self.buffer.start + count, 0
 
     def get_seq_length(self, *args) -> int:
         return self.buffer.length
@@ -85,27 +140,43 @@ class TargetCache(Cache):
         devices: the device of each decoder layer, in layer order.
         heads, head_dim: of keys and values.
         capacity: positions, the draft tree's included.
+        step: see ``KVBuffer``.
     """
 
-    def __init__(self, devices: Sequence[torch.device], heads: int, head_dim: int, capacity: int, dtype: torch.dtype):
+    def __init__(self, devices: Sequence[torch.device], heads: int, head_dim: int, capacity: int, dtype: torch.dtype, step: int = 1):
         self.buffers = {
-            device: KVBuffer(list(devices).count(device), heads, head_dim, capacity, dtype, device)
+            device: KVBuffer(list(devices).count(device), heads, head_dim, capacity, dtype, device, step)
             for device in dict.fromkeys(devices)
         }
         layers = [_BlockLayer(self.buffers[d], list(devices[:i]).count(d)) for i, d in enumerate(devices)]
         super().__init__(layers=layers)
 
     @property
+    def first(self) -> KVBuffer:
+        """The buffer of the first layer; all count alike."""
+        return next(iter(self.buffers.values()))
+
+    @property
     def length(self) -> int:
         """Number of committed positions."""
-        return next(iter(self.buffers.values())).length
+        return self.first.length
 
     def advance(self, count: int) -> None:
         """Commit the first ``count`` positions of the last block."""
         for buffer in self.buffers.values():
             buffer.advance(count)
 
-    def keep(self, indices: Tensor) -> None:
-        """Commit the positions ``indices`` (int64 ``[n]``) of the last block."""
+    def clear(self) -> None:
+        """Back to no position."""
         for buffer in self.buffers.values():
-            buffer.keep(indices)
+            buffer.clear()
+
+    def settle(self, count: int) -> None:
+        """See ``KVBuffer.settle``."""
+        for buffer in self.buffers.values():
+            buffer.settle(count)
+
+    def keep(self, indices: Tensor, count: Tensor | None = None) -> None:
+        """Commit the positions ``indices`` (int64 ``[n]``) of the last block (see ``KVBuffer.keep``)."""
+        for buffer in self.buffers.values():
+            buffer.keep(indices, count)

@@ -13,7 +13,7 @@ from torch.nn.functional import rms_norm, scaled_dot_product_attention
 from transformers import LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding, rotate_half
 
-from eagle.model.cache import KVBuffer
+from eagle.model.cache import KVBuffer, round_up
 from eagle.model.target import default_taps, resolve_local
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
@@ -163,58 +163,74 @@ class DraftState:
     Args:
         embedding: the target's token embedding.
         capacity: positions, the tree's rows included.
+        step: see ``KVBuffer``.
     """
 
-    def __init__(self, model: DraftModel, embedding: nn.Module, capacity: int):
+    def __init__(self, model: DraftModel, embedding: nn.Module, capacity: int, step: int = 1):
         self.model, self.embedding = model, embedding
         weight = model.fc.weight
         heads, head_dim = model.config.num_key_value_heads, model.config.head_dim
-        self.buffer = KVBuffer(1, heads, head_dim, capacity, weight.dtype, weight.device)
-        self.rows = torch.arange(capacity, device=weight.device)
-        self.angles = model.angles(self.rows, weight)
+        self.buffer = KVBuffer(1, heads, head_dim, capacity, weight.dtype, weight.device, step)
+        self.angles = model.angles(self.buffer.rows, weight)
         self.itself = torch.eye(0, dtype=torch.bool, device=weight.device)  # [F, F]: rows of one level see themselves alone
         self.last = None  # [1, h] of the last committed position
         self.hidden = None  # [F, h] of the newest rows: the last committed position, then the newest tree level
         self.seen = None  # bool [F, keys]: which committed positions and tree rows each of the newest rows sees
 
-    def commit(self, tokens: Tensor, features: Tensor) -> Tensor:
+    def commit(self, tokens: Tensor, features: Tensor, count: Tensor | None = None) -> Tensor:
         """Add committed positions; returns the draft logits ``[draft_vocab]`` after the last of them.
 
         Args:
             tokens: int64 ``[n]``, one position ahead of the features: position t gets token t+1.
             features: ``[n, taps * h_target]`` from the target.
+            count: where given (int64 ``[]``), only so many of the first are meant (see ``KVBuffer.keep``).
         """
-        start, end = self.buffer.length, self.buffer.length + tokens.numel()
-        mask = self.rows[:end] <= self.rows[start:end, None] if start else None
+        buffer, n = self.buffer, tokens.numel()
         features = self.model.fuse(features.to(self.model.fc.weight.dtype))
-        self.last = self._forward(tokens, features, (start, end), mask, 0)[-1:]
-        self.buffer.advance(tokens.numel())
+        if count is None:
+            start, end = buffer.length, buffer.length + n
+            rows, mask = slice(start, end), buffer.rows[:end] <= buffer.rows[start:end, None] if start else None
+        else:
+            rows, end = buffer.count + buffer.rows[:n], round_up(buffer.length + n, buffer.step)
+            mask = buffer.rows[:end] <= rows[:, None]
+        hidden = self._forward(tokens, features, rows, mask, rows, end)
+        if count is None:
+            self.last = hidden[-1:]
+            buffer.advance(n)
+        else:
+            self.last = hidden.index_select(0, count.reshape(1) - 1)
+            buffer.count += count
         self.forget_tree()
         return self.model.logits(self.last)[0]
 
     def forget_tree(self) -> None:
         """Back to the committed positions: another tree can be grown from them."""
-        self.hidden = self.last
-        self.seen = torch.ones(1, self.buffer.length, dtype=torch.bool, device=self.last.device)
+        self.hidden, self.seen = self.last, None
 
     def expand(self, tokens: Tensor, parent_ranks: Tensor, level: int) -> Tensor:
         """Draft logits ``[F, draft_vocab]`` after tree nodes (see ``rheo.tree.Expand``)."""
-        row, count = self.seen.shape[1] - self.buffer.length, tokens.numel()
-        if self.itself.shape[0] != count:
-            self.itself = torch.eye(count, dtype=torch.bool, device=tokens.device)
+        buffer, n = self.buffer, tokens.numel()
+        if self.seen is None:
+            self.seen = buffer.seen()[None]
+        if self.itself.shape[0] != n:
+            self.itself = torch.eye(n, dtype=torch.bool, device=tokens.device)
+        first = self.seen.shape[1]
         self.seen = torch.cat((self.seen[parent_ranks], self.itself), 1)
-        position = self.buffer.length + level - 1
-        self.hidden = self._forward(tokens, self.hidden[parent_ranks], (position, position + 1), self.seen, row)
+        place = buffer.end + level - 1
+        places = slice(place, place + 1) if isinstance(place, int) else place.reshape(1)
+        self.hidden = self._forward(tokens, self.hidden[parent_ranks], places, self.seen, slice(first, first + n), first + n)
         return self.model.logits(self.hidden)
 
-    def _forward(self, tokens: Tensor, hidden: Tensor, places: tuple[int, int], mask: Tensor | None, offset: int) -> Tensor:
-        """Run rows at the rotary positions from ``places[0]`` to ``places[1] - 1``, and keep them ``offset`` behind the committed ones."""
+    def _forward(
+        self, tokens: Tensor, hidden: Tensor, places: slice | Tensor, mask: Tensor | None, rows: slice | Tensor, end: int
+    ) -> Tensor:
+        """Run tokens at the rotary positions ``places``, and keep them at some ``rows`` of the buffer, of which they may see those below ``end``."""
 
         def attend(q, k, v):
-            k, v = self.buffer.write(0, k, v, offset)
+            k, v = self.buffer.write(0, k, v, rows, end)
             return scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
 
-        angles = tuple(part[:, places[0] : places[1]] for part in self.angles)
+        angles = tuple(part[:, places] for part in self.angles)
         return self.model(tokens[None], hidden[None], angles, attend, self.embedding)[0]
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from eagle.model.chat import chat_ids, chat_text
+from eagle.model.cycle import Graphs
 from eagle.model.decoding import DecodingOptions, Generation, decode
 from eagle.model.demo import DEMO_NAME, demo_head_path, demo_target_path
 from eagle.model.draft import DraftModel, load_draft
@@ -25,6 +26,7 @@ class EaModel:
         draft: its EAGLE-3 head; None allows plain decoding only.
         tokenizer: kept for callers and for the chat template's end-of-turn token.
         total_token, depth, top_k: size of the draft tree, as in EAGLE; -1 for ``total_token``, ``depth`` or both measures and chooses.
+        cuda_graph: on one GPU, replay cycles as CUDA graphs.
     """
 
     def __init__(
@@ -35,9 +37,12 @@ class EaModel:
         total_token: int = 60,
         depth: int = 7,
         top_k: int = 10,
+        cuda_graph: bool = True,
     ):
         self.base_model, self.draft, self.tokenizer = base_model, draft, tokenizer
         self.target = TargetModel(base_model)
+        one_gpu = self.target.device.type == "cuda" and len(set(self.target.devices)) == 1
+        self.graphs = Graphs() if cuda_graph and one_gpu else None
         self.stop_ids = stop_token_ids(base_model, tokenizer)
         if -1 in (total_token, depth):
             if draft is None:
@@ -62,6 +67,7 @@ class EaModel:
         torch_dtype: str | torch.dtype | None = None,
         use_eagle3: bool = True,
         threshold: float = 1.0,
+        cuda_graph: bool = True,
         **kwargs,
     ) -> "EaModel":
         """Load a target and its head.
@@ -72,6 +78,7 @@ class EaModel:
             dtype: "auto" (as stored), "bf16", "fp16", "fp32", "fast" (bf16 where the hardware multiplies in it, else fp32) or a torch
                 dtype, for both networks; ``torch_dtype`` is EAGLE's name for it.
             device_map: as in transformers.
+            cuda_graph: as in the class.
             threshold: EAGLE's keyword; only its default, 1.0, has a meaning here.
             kwargs: go to the target's ``from_pretrained``.
 
@@ -93,7 +100,7 @@ class EaModel:
             target = TargetModel(base_model)
             draft = load_draft(ea_model_path, target.hidden_size, target.vocab_size, len(target.layers))
             draft.to(device=target.device, dtype=target.dtype)
-        return cls(base_model, draft, tokenizer, total_token, depth, top_k)
+        return cls(base_model, draft, tokenizer, total_token, depth, top_k, cuda_graph)
 
     def eval(self) -> "EaModel":
         """The model is always in evaluation mode; EAGLE's callers ask for it."""
@@ -136,7 +143,7 @@ class EaModel:
         """
         if options.sampling != "none" and self.draft is None:
             raise ValueError(f"sampling {options.sampling!r} needs a head: give ea_model_path to from_pretrained")
-        return decode(self.target, self.draft, input_ids, options, self.stop_ids, timing)
+        return decode(self.target, self.draft, input_ids, options, self.stop_ids, timing, self.graphs)
 
     def generate(self, input_ids: Tensor, options: DecodingOptions, timing: bool = False) -> Generation:
         """The rich result of a whole request: tokens, accept lengths, slot kinds, seconds per phase, stop reason."""

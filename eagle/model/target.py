@@ -98,11 +98,11 @@ class TargetModel:
         # transformers 5.24 renames `past_key_values` to `cache` and warns about the old name.
         self.cache_keyword = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
-    def new_cache(self, capacity: int) -> TargetCache:
-        """An empty cache for ``capacity`` positions."""
+    def new_cache(self, capacity: int, step: int = 1) -> TargetCache:
+        """An empty cache for ``capacity`` positions; ``step`` as in ``KVBuffer``."""
         heads = getattr(self.config, "num_key_value_heads", None) or self.config.num_attention_heads
         head_dim = getattr(self.config, "head_dim", None) or self.hidden_size // self.config.num_attention_heads
-        return TargetCache(self.devices, heads, head_dim, capacity, self.dtype)
+        return TargetCache(self.devices, heads, head_dim, capacity, self.dtype, step)
 
     def prefill(self, input_ids: Tensor, cache: TargetCache, taps: list[int]) -> TargetOutput:
         """Run a prompt ``[n]`` from an empty cache and commit it; logits ``[1, V]`` of its last token only."""
@@ -121,11 +121,14 @@ class TargetModel:
             mask: bool ``[N, N]``, which nodes each node sees.
             logits_to_keep: compute the logits of so many of the last nodes; 0 is all.
         """
-        bias = None
-        if tokens.numel() > 1:  # a lone root sees everything
-            bias = torch.zeros(1, 1, tokens.numel(), cache.length + tokens.numel(), dtype=self.dtype, device=self.device)
-            bias[0, 0, :, cache.length :].masked_fill_(~mask, torch.finfo(self.dtype).min)
-        return self._forward(tokens, cache.length + levels, bias, cache, taps, logits_to_keep)
+        bias, buffer = None, cache.first
+        if tokens.numel() > 1 or buffer.step > 1:  # a lone root sees everything
+            bias = torch.zeros(1, 1, tokens.numel(), buffer.start + tokens.numel(), dtype=self.dtype, device=self.device)
+            lowest = torch.finfo(self.dtype).min
+            bias[0, 0, :, buffer.start :].masked_fill_(~mask, lowest)
+            if buffer.step > 1:
+                bias[0, 0, :, : buffer.start].masked_fill_(~buffer.seen(), lowest)
+        return self._forward(tokens, buffer.end + levels, bias, cache, taps, logits_to_keep)
 
     @torch.no_grad()
     def teach(self, input_ids: Tensor, taps: list[int]) -> tuple[Tensor, Tensor]:

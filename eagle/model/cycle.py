@@ -1,0 +1,276 @@
+"""One cycle of decoding: draft, verify, commit. On a GPU it is replayed as one CUDA graph."""
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from eagle.model.cache import round_up
+from eagle.model.draft import DraftModel, DraftState
+from eagle.model.law import TargetLaw
+from eagle.model.options import DecodingOptions
+from eagle.model.target import TargetModel
+from rheo import KIND_NAMES, SAMPLED, Draws, Tree, Verdict, build_tree, pick, verify
+
+STEP = 128  # positions after which a graph no longer fits: the keys that attention runs over are rounded up to a multiple
+
+
+class NonFiniteLogits(RuntimeError):
+    """The target produced NaN or infinite logits; nothing was committed from them."""
+
+    def __init__(self, dtype: torch.dtype):
+        super().__init__(
+            f"the target's logits hold NaN or infinity in {dtype}: nothing was committed from them. "
+            "Load the model with dtype='bf16' or dtype='fp32'."
+        )
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the host learns of a cycle.
+
+    Attributes:
+        tokens: emitted: the accepted ones, then the bonus token.
+        kinds: slot kinds (rheo.KIND_NAMES) of the accepted ones.
+        survivals: of each visited node that has children: whether the sampled one is among them.
+        finite: whether the target's laws at the visited nodes were; else nothing may be committed.
+    """
+
+    tokens: list[int]
+    kinds: list[str]
+    survivals: list[bool]
+    finite: bool
+
+
+class Cycle:
+    """What a request keeps from cycle to cycle, and the three phases of one.
+
+    Between two cycles the caches of target and head hold the same committed positions, ``root`` is the last token, not yet in either of
+    them, and ``root_logits`` what the head says of the one after it.
+
+    Args:
+        draft: the head; not used for plain decoding, where every tree is a lone root.
+        length: the most positions that a request can commit.
+        step: see ``KVBuffer``; above 1 a cycle waits for nothing and its shapes stay the same for so many positions.
+    """
+
+    def __init__(self, target: TargetModel, draft: DraftModel | None, options: DecodingOptions, length: int, step: int = 1):
+        self.target, self.options, self.tree_options, self.length = target, options, options.tree, length
+        self.law, self.draws = TargetLaw(options.law), Draws(torch.Generator(device=target.device))
+        self.cache = target.new_cache(length + options.total_token, step)
+        self.state, self.taps = None, []
+        if options.sampling != "none":
+            self.state = DraftState(draft, target.embedding, length + options.depth * (options.top_k + 1), step)
+            self.taps, self.target_ids = draft.taps, draft.target_ids()
+        self.root = self.root_logits = None
+        self.tree = self.output = self.verdict = None
+
+    def begin(self, seed: int) -> None:
+        """Forget whatever was before, and seed the request's one generator."""
+        self.draws.generator.manual_seed(seed)
+        self.cache.clear()
+        if self.state is not None:
+            self.state.buffer.clear()
+
+    def prefill(self, prompt: Tensor) -> Tensor:
+        """Run the prompt (int64 ``[L]``); draws and returns the first token, the root of the first cycle.
+
+        Raises:
+            NonFiniteLogits: where the target's law after the prompt is not finite.
+        """
+        output = self.target.prefill(prompt, self.cache, self.taps)
+        p = self.law(output.logits[0])
+        self.root = self.draws.token(p)
+        if p.isnan().any():
+            raise NonFiniteLogits(self.target.dtype)
+        if self.state is not None:
+            self.root_logits = self.state.commit(torch.cat((prompt[1:], self.root[None])), output.features)
+        return self.root
+
+    def draft(self) -> None:
+        """Grow a tree below the root."""
+        if self.state is None:
+            self.tree = lone_root(self.root)
+        else:
+            self.tree = build_tree(self.root, self.root_logits, self.state.expand, self.tree_options, self.draws, self.target_ids)
+
+    def verify(self) -> None:
+        """One forward of the target over the tree, then a walk down from the root, for which laws are computed as they are met."""
+        tree = self.tree
+        self.output = output = self.target.tree_forward(tree.tokens, tree.levels, tree.mask, self.cache, self.taps)
+        verification = self.options.verification or "rheo"
+        self.verdict = verify(tree, lambda node: self.law(pick(output.logits, node)), self.draws, verification)
+
+    def commit(self, count: int | None = None) -> None:
+        """Keep the accepted path in the target's cache, and hand its tokens with their true features to the head.
+
+        Args:
+            count: how many tokens were emitted; None where the host does not know it yet.
+        """
+        verdict, n = self.verdict, None if count is not None else self.verdict.count
+        path, tokens = verdict.path[:count], verdict.tokens[:count]
+        self.cache.keep(path, n)
+        self.root = pick(verdict.tokens, verdict.count - 1)
+        if self.state is not None:
+            self.root_logits = self.state.commit(tokens, self.output.features[path], n)
+
+    @property
+    def carried(self) -> list[Tensor]:
+        """All that a cycle reads of the one before, besides the caches."""
+        return [self.root] if self.state is None else [self.root, self.root_logits, self.state.last]
+
+    @carried.setter
+    def carried(self, tensors: list[Tensor]) -> None:
+        if self.state is None:
+            (self.root,) = tensors
+        else:
+            self.root, self.root_logits, self.state.last = tensors
+            self.state.forget_tree()
+
+    def settle(self, count: int) -> None:
+        """The host now knows how many tokens a cycle has committed."""
+        self.cache.settle(count)
+        if self.state is not None:
+            self.state.buffer.settle(count)
+
+
+class GraphedCycle:
+    """Whole cycles without a wait inside, on a GPU as CUDA graphs, one for each shape; elsewhere the same cycles run as they are.
+
+    A shape is met for the first time by an ordinary run, which warms it up, and captured when it comes again. Random numbers move on inside the
+    graph, since the generator is registered with it. Where a capture fails, cycles go on without graphs, with a warning.
+
+    Attributes:
+        memory: bytes that the graphs hold.
+    """
+
+    def __init__(self, cycle: Cycle):
+        self.cycle, self.met, self.memory, self.pool = cycle, {}, 0, None
+        self.capturing = cycle.target.device.type == "cuda"
+        self.places: list[Tensor] = []  # fixed, so that a graph finds what the cycle before it has left
+
+    def load(self) -> None:
+        """After the prefill: what the first cycle is to read goes where all cycles read it."""
+        if not self.places:
+            self.places = [x.clone() for x in self.cycle.carried]
+        self.store()
+
+    def store(self) -> None:
+        """What a cycle has left goes where the next one reads it."""
+        for place, value in zip(self.places, self.cycle.carried):
+            place.copy_(value)
+        self.cycle.carried = self.places
+
+    def run(self) -> Outcome:
+        """One cycle, committed; ends with the one copy to the host."""
+        cycle, key = self.cycle, self.shape()
+        if self.capturing and key in self.met:
+            if self.met[key] is None:
+                self.met[key] = self.capture()
+        else:
+            self.met[key] = None
+        if self.capturing and self.met[key] is not None:
+            graph, summary = self.met[key]
+            graph.replay()
+        else:
+            summary = self.body()
+        outcome = to_host(summary)
+        cycle.settle(len(outcome.tokens))
+        return outcome
+
+    def shape(self) -> tuple[int, int]:
+        """Where the blocks of trees begin, and how far the head looks when it takes in what was accepted: all that changes."""
+        buffer, levels = self.cycle.cache.first, self.cycle.tree_options.depth + 2
+        return buffer.start, round_up(buffer.length + levels, buffer.step)
+
+    def body(self) -> Tensor:
+        """The three phases; returns what the host is to read, on the device."""
+        cycle = self.cycle
+        cycle.draft()
+        cycle.verify()
+        summary = summarise(cycle.tree, cycle.verdict)
+        cycle.commit()
+        self.store()
+        return summary
+
+    def capture(self) -> tuple["torch.cuda.CUDAGraph", Tensor] | None:
+        """The cycle as a graph, and where it leaves its summary; None where it cannot be captured."""
+        before = torch.cuda.memory_reserved()
+        graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(self.cycle.draws.generator)
+        try:
+            with torch.cuda.graph(graph, pool=self.pool):
+                summary = self.body()
+        except RuntimeError as error:
+            self.capturing, self.cycle.carried = False, self.places
+            reason = str(error).strip().partition("\n")[0]
+            warnings.warn(f"a cycle could not be captured as a CUDA graph ({reason}); decoding goes on without", stacklevel=2)
+            return None
+        self.pool = graph.pool()
+        self.memory += torch.cuda.memory_reserved() - before
+        return graph, summary
+
+
+class Graphs:
+    """The graphed cycles of a model, kept from request to request, since capturing costs more than a cycle.
+
+    A cycle in use is nobody else's: a request that begins while another of the same options is running gets one of its own.
+
+    Args:
+        most: of so many different options; the least recently used goes first.
+    """
+
+    def __init__(self, most: int = 4):
+        self.most, self.kept = most, {}
+
+    @contextmanager
+    def cycle(self, target: TargetModel, draft: DraftModel | None, options: DecodingOptions, length: int) -> Iterator[GraphedCycle]:
+        """A cycle for a request that commits at most ``length`` positions, clean."""
+        key = replace(options, seed=0, max_new_tokens=0, max_length=None, stop_token_ids=())
+        graphed = self.kept.pop(key, None)
+        if graphed is None or graphed.cycle.length < length:
+            graphed = GraphedCycle(Cycle(target, draft, options, 2 ** (length - 1).bit_length(), STEP))
+        try:
+            yield graphed
+        except NonFiniteLogits:  # its caches hold NaN, which a mask does not hide
+            raise
+        except BaseException:
+            self.keep(key, graphed)
+            raise
+        self.keep(key, graphed)
+
+    def keep(self, key: DecodingOptions, graphed: GraphedCycle) -> None:
+        self.kept[key] = graphed
+        while len(self.kept) > self.most:
+            del self.kept[next(iter(self.kept))]
+
+
+def summarise(tree: Tree, verdict: Verdict) -> Tensor:
+    """All that the host is to know of a cycle in one tensor, int64 ``[4 * (L + 1) + 2]``."""
+    # Per node: its children, and beside them as many more as the tree has nodes where the sampled one is there.
+    many = tree.tokens.numel()
+    children = torch.zeros_like(tree.parents).index_add(0, tree.parents, tree.drafted * (1 + many * (tree.kinds == SAMPLED)))
+    columns = verdict.tokens, tree.kinds[verdict.path], children[verdict.path]
+    return torch.cat((*columns, verdict.count.reshape(1), verdict.finite.long().reshape(1), verdict.count.new_full((1,), many)))
+
+
+def to_host(summary: Tensor) -> Outcome:
+    """The one copy of a cycle."""
+    *rows, count, finite, many = summary.tolist()
+    tokens, kinds, families = (rows[i * len(rows) // 3 :][:count] for i in range(3))
+    return Outcome(tokens, [KIND_NAMES[k] for k in kinds[1:]], [family > many for family in families if family], bool(finite))
+
+
+def lone_root(root: Tensor) -> Tree:
+    """The tree of plain decoding: nothing drafted, so that verification draws one token from p."""
+    zero, one = torch.zeros_like(root).reshape(1), torch.ones(1, dtype=torch.bool, device=root.device)
+    nothing = torch.zeros(1, 1, device=root.device)
+    return Tree(
+        root.reshape(1), zero, zero, zero - 1, one, nothing[0], one[None], zero, zero[None], nothing, max_levels=0
+    )
+
+
+__all__ = ["Cycle", "GraphedCycle", "Graphs", "NonFiniteLogits", "Outcome", "lone_root", "summarise", "to_host"]
