@@ -49,7 +49,7 @@ class Runner:
         options = self.model.options(
             temperature=cell.temperature, max_new_tokens=self.max_new_token, max_length=None, seed=cell.seed, **pool
         )
-        return Request(cell.bench, f"{self.pair.label}-{cell.arm.name}", self.pair.template, 1, options, timing=True)
+        return Request(cell.bench, f"{self.pair.label}-{cell.arm.name}", self.pair.template, 1, options, self.experiment.timing)
 
     def run(self, cells: list[Cell], questions: dict[str, list[Question]]) -> int:
         """Answer what is not answered yet; returns how many answers were made."""

@@ -34,7 +34,7 @@ class Row:
         difference, p_value: tau minus that of the first drafting arm at this temperature, paired by question.
         tokens_per_sec: of the whole request, prefill included; None for the mean of benches.
         speedup: tokens/s over plain decoding's, where the experiment has it.
-        draft_ms: drafting a cycle.
+        draft_ms: drafting a cycle; None where it was not timed.
         paper: the paper's tau.
         paper_speedup: the paper's speedup, on the mean only.
     """
@@ -127,7 +127,7 @@ class Results:
                         tau=own and own.estimate(), difference=gain and gain.estimate(), p_value=gain and gain.p_value(),
                         tokens_per_sec=speed[bench, arm].estimate() if bench != MEAN else None,
                         speedup=exponential(faster),
-                        draft_ms=1000 * phase_seconds(records).get("draft", 0) if drafting else None,
+                        draft_ms=1000 * seconds if drafting and (seconds := phase_seconds(records).get("draft")) else None,
                         paper=paper and (paper[6] if bench == MEAN else paper[list(BENCH_LABELS).index(bench)]),
                         paper_speedup=paper[7] if paper and bench == MEAN else None,
                     ))  # fmt: skip
