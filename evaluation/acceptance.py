@@ -28,7 +28,7 @@ from evaluation.calibration import Calibration
 from evaluation.prompts import build_prompt, check_template
 from evaluation.questions import Question, load_questions, question_file
 from evaluation.statistics import Estimate, Statistic
-from rheo import AUTO, VERIFICATIONS
+from rheo import AUTO, VERIFICATIONS, parse_m
 
 
 def parse_arm(text: str) -> dict:
@@ -41,7 +41,7 @@ def parse_arm(text: str) -> dict:
     if sampling == "topk" and not rest:
         return {"sampling": "topk"}
     if sampling == "rheo" and len(rest) in (1, 2) and (rest[0].isdecimal() or rest[0] == AUTO) and rest[1:] in ([], *([v] for v in VERIFICATIONS)):
-        return {"sampling": "rheo", "m": flags.lead_slots(rest[0]), **({"verification": rest[1]} if rest[1:] else {})}
+        return {"sampling": "rheo", "m": parse_m(rest[0]), **({"verification": rest[1]} if rest[1:] else {})}
     raise ValueError(f"arm is {text!r}; write topk, rheo:M or rheo:M:VERIFICATION with one of {', '.join(VERIFICATIONS)}")
 
 

@@ -8,7 +8,7 @@ from eagle.model.decoding import SAMPLINGS
 from eagle.model.target import DTYPE_HELP
 from evaluation.grids import PAIRS, Pair
 from evaluation.prompts import TEMPLATES
-from rheo import AUTO, VERIFICATIONS
+from rheo import VERIFICATIONS, parse_m
 
 
 def add_law(parser: argparse.ArgumentParser) -> None:
@@ -39,14 +39,9 @@ def tree(args: argparse.Namespace) -> dict:
 def add_sampling(parser: argparse.ArgumentParser, sampling: str = "topk") -> None:
     """How trees are filled and verified (see ``sampling``)."""
     parser.add_argument("--sampling", default=sampling, choices=[s for s in SAMPLINGS if s != "none"])
-    parser.add_argument("--m", type=lead_slots, help="lead slots before the sampled one, or auto (rheo; 1 where not given)")
+    parser.add_argument("--m", type=parse_m, help="lead slots before the sampled one, or auto (rheo; 1 where not given)")
     parser.add_argument("--support", type=int, help="draft tokens that carry q, 0 for all (rheo; 128 where not given)")
     parser.add_argument("--verification", choices=VERIFICATIONS, help="(rheo; rheo where not given)")
-
-
-def lead_slots(text: str) -> int | str:
-    """``--m``: a number, or auto."""
-    return text if text == AUTO else int(text)
 
 
 def sampling(args: argparse.Namespace) -> dict:

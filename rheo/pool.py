@@ -1,5 +1,6 @@
 """Candidate pools: which tokens compete below one tree node, and with which score (paper section 3.2)."""
 
+from argparse import ArgumentTypeError
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -16,6 +17,13 @@ AUTO_LEAD = 1  # lead slots with m AUTO, where the pool has so many besides the 
 AGREEMENT = 0.3  # see ``acceptance_scores``
 GREEDY_BELOW = 1e-5  # temperatures under this one mean argmax
 BLOCK = 8  # tokens of a block of the vocabulary, see ``highest``
+
+
+def parse_m(text: str) -> int | str:
+    """``--m`` of a command line: a number, or auto."""
+    if text != AUTO and not text.lstrip("-").isdecimal():
+        raise ArgumentTypeError(f"m is {text!r}; it must be a number or {AUTO!r}")
+    return AUTO if text == AUTO else int(text)
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from rheo.draws import Draws
-from rheo.pool import PoolOptions
+from rheo.pool import PoolOptions, parse_m
 from rheo.tree import Tree, TreeOptions, build_tree
 from rheo.verification import VERIFICATIONS, verify
 
@@ -39,7 +39,7 @@ class RheoInEagle:
         m, support, verification: as in ``PoolOptions`` and ``verify``.
     """
 
-    def __init__(self, layer: torch.nn.Module, m: int, support: int, verification: str):
+    def __init__(self, layer: torch.nn.Module, m: int | str, support: int, verification: str):
         if verification not in VERIFICATIONS:
             raise ValueError(f"verification is {verification!r}; choose one of {', '.join(VERIFICATIONS)}")
         PoolOptions(layer.top_k, m, support)  # checks them now, not in the first cycle
@@ -192,7 +192,7 @@ def main(argv: list[str] | None = None) -> None:
     )  # fmt: skip
     parser.add_argument("eagle", type=Path)
     parser.add_argument("--sampling", choices=("rheo", "topk"), default="rheo", help="topk leaves EAGLE as it is")
-    parser.add_argument("--m", type=int, default=1)
+    parser.add_argument("--m", type=parse_m, default=1)
     parser.add_argument("--support", type=int, default=128)
     parser.add_argument("--verification", choices=VERIFICATIONS, default="rheo")
     argv = sys.argv[1:] if argv is None else argv

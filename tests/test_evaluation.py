@@ -141,6 +141,7 @@ def test_answers_of_other_settings_are_never_mixed(pair, tmp_path):
         (["--depth", "0"], "depth", 0),
         (["--top-k", "2"], "top_k", 2),
         (["--sampling", "rheo", "--m", "2"], "m", 2),
+        (["--sampling", "rheo", "--m", "auto"], "m", "auto"),
         (["--sampling", "rheo", "--support", "6"], "support", 6),
         (["--sampling", "rheo", "--verification", "rrsw"], "verification", "rrsw"),
         (["--template", "llama-3.1"], "template", "llama-3.1"),
@@ -179,6 +180,12 @@ def test_bad_flags_end_with_one_line_that_names_the_value(pair, tmp_path, flag, 
     with pytest.raises(SystemExit, match=message):
         main(arguments(pair, tmp_path / "a.jsonl", *flag))
     assert not (tmp_path / "a.jsonl").exists()
+
+
+def test_an_m_that_is_no_number_is_named(pair, tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        main(arguments(pair, tmp_path / "a.jsonl", "--sampling", "rheo", "--m", "two"))
+    assert "m is 'two'; it must be a number or 'auto'" in capsys.readouterr().err
 
 
 def test_seeds_of_turns_are_stable_and_distinct():
@@ -233,12 +240,15 @@ def test_report_refuses_a_baseline_of_other_settings_and_a_file_given_twice(pair
 def test_a_run_goes_on_under_another_commit_and_with_the_tree_size_that_it_chose(pair, tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     path = tmp_path / "a.jsonl"
-    main(arguments(pair, path, "--question-end", "1", "--total-token", "-1"))
-    chosen = read_answers([path])[0]["run"]["total_token"]
-    path.write_text(path.read_text().replace('"threads": 1', '"threads": 7').replace(f'"total_token": {chosen}', '"total_token": 11'))
-    main(arguments(pair, path, "--total-token", "-1"))
+    choosing = "--total-token", "-1", "--depth", "-1"
+    main(arguments(pair, path, "--question-end", "1", *choosing))
+    text, run = path.read_text().replace('"threads": 1', '"threads": 7'), read_answers([path])[0]["run"]
+    for name, other in (("total_token", 11), ("depth", 9)):
+        text = text.replace(f'"{name}": {run[name]}', f'"{name}": {other}')
+    path.write_text(text)
+    main(arguments(pair, path, *choosing))
     assert "threads 7 then, 1 now" in capsys.readouterr().out
-    assert {r["run"]["total_token"] for r in read_answers([path])} == {11}
+    assert {(r["run"]["total_token"], r["run"]["depth"]) for r in read_answers([path])} == {(11, 9)}
 
 
 def answer(question, lengths, seconds=1.0):
