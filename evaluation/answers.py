@@ -87,7 +87,7 @@ def run_block(model: EaModel, request: Request, paths: dict[str, str]) -> dict:
         "versions": {"python": platform.python_version(), "torch": torch.__version__, "transformers": transformers.__version__},
         "commit": commit(),
     }
-    if model.graphs is not None:
+    if model.graphs is not None and not request.timing:
         block["cuda_graph"] = True
     if drafting:
         block |= {"total_token": options.total_token, "depth": options.depth, "top_k": options.top_k}

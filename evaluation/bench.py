@@ -155,7 +155,7 @@ def count(model: EaModel, prompts: list[torch.Tensor], arm: str, settings: dict)
     """Operations outside the target's forward, and reads by the host (of a GPU's memory; None on a CPU), of a mean cycle."""
     operations, cycles = Operations(), 0
     for prompt in prompts:
-        stream = model.stream(prompt, model.options(**settings, **ARMS[arm]))
+        stream = model.stream(prompt, model.options(**settings, **ARMS[arm]), timing=True)  # so that no graph hides them
         next(stream)  # lays out what is laid out once
         with operations, operations.leaving_out(model.target):
             for _ in stream:

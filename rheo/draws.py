@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-BLOCK = 128  # tokens of a block of a large vocabulary
+DRAW_BLOCK = 128  # tokens of a block of a large vocabulary
 
 
 class Draws:
@@ -31,12 +31,12 @@ class Draws:
         Returns:
             int64 ``[...]``.
         """
-        if weights.device.type != "cpu" or weights.shape[-1] <= BLOCK**2:
+        if weights.device.type != "cpu" or weights.shape[-1] <= DRAW_BLOCK**2:
             return self._race(weights)
-        blocks = pad(weights, (0, -weights.shape[-1] % BLOCK)).unflatten(-1, (-1, BLOCK))
+        blocks = pad(weights, (0, -weights.shape[-1] % DRAW_BLOCK)).unflatten(-1, (-1, DRAW_BLOCK))
         block = self._race(blocks.sum(-1))
         inside = blocks.take_along_dim(block[..., None, None], -2).squeeze(-2)
-        return block * BLOCK + self._race(inside)
+        return block * DRAW_BLOCK + self._race(inside)
 
     def _race(self, weights: Tensor) -> Tensor:
         """An exponential race, ``argmax(w / e)``.

@@ -16,7 +16,7 @@ AUTO = "auto"
 AUTO_LEAD = 1  # lead slots with m AUTO, where the pool has so many besides the sampled one
 AGREEMENT = 0.3  # see ``acceptance_scores``
 GREEDY_BELOW = 1e-5  # temperatures under this one mean argmax
-BLOCK = 8  # tokens of a block of the vocabulary, see ``highest``
+TOP_BLOCK = 8  # tokens of a block of the vocabulary, see ``highest``
 
 
 def parse_m(text: str) -> int | str:
@@ -69,7 +69,7 @@ class Pools:
 
     Attributes:
         tokens: int64 ``[P, W]`` candidate ids in the target vocabulary.
-        log_proxy: ``[P, W]`` log of the score of each slot; -inf marks a slot that does not exist.
+        log_proxy: ``[P, W]`` log of the score of each slot; -inf marks a slot that does not exist, or whose score rounds to 0.
         kinds: int64 ``[W]``, one of LEAD, SAMPLED, FILL.
         support: int64 ``[P, S]`` support ids in the target vocabulary, by falling logit.
         q_tail: ``[P, S]`` the law from which the sampled token was drawn (0 on the lead tokens).
@@ -100,7 +100,12 @@ def build_pools(logits: Tensor, options: PoolOptions, draws: Draws, target_ids: 
     n_support = min(options.size if top_k_only else options.support or vocab, vocab)
     width = min(options.size, n_support)
     auto = options.m == AUTO
-    n_lead = width if top_k_only else min(AUTO_LEAD, width - 1) if auto else min(options.m, n_support)
+    if top_k_only:
+        n_lead = width
+    elif auto:
+        n_lead = min(AUTO_LEAD, width - 1)
+    else:
+        n_lead = min(options.m, n_support)
 
     top, ids = highest(logits, n_support)  # [P, S], the only sort; its order is stored and used by verification
     top = top.to(precision)
@@ -125,7 +130,7 @@ def build_pools(logits: Tensor, options: PoolOptions, draws: Draws, target_ids: 
     fill = fill + (fill >= drawn.masked_fill(tail_is_empty, n_support))
     return Pools(
         tokens=support.gather(1, torch.cat((lead, drawn, fill), 1)),
-        log_proxy=torch.cat((scores[:, :n_lead], log_proxy, scores.gather(1, fill)), 1),
+        log_proxy=torch.cat((log_q[:, :n_lead], log_proxy, scores.gather(1, fill)), 1),
         kinds=kinds,
         support=support,
         q_tail=q_tail,
@@ -138,11 +143,11 @@ def highest(logits: Tensor, n: int) -> tuple[Tensor, Tensor]:
     There the vocabulary is cut into blocks: the n highest logits lie in the n blocks of the highest maxima, and maxima are quick to find.
     """
     vocab = logits.shape[-1]
-    if logits.device.type != "cpu" or vocab % BLOCK or vocab < 4 * n * BLOCK:
+    if logits.device.type != "cpu" or vocab % TOP_BLOCK or vocab < 4 * n * TOP_BLOCK:
         return logits.topk(n)
-    blocks = logits.unflatten(-1, (BLOCK, -1))  # a column is a block
+    blocks = logits.unflatten(-1, (TOP_BLOCK, -1))  # a column is a block
     columns = blocks.amax(1).topk(n).indices[:, None]
-    top, places = blocks.gather(2, columns.expand(-1, BLOCK, -1)).flatten(1).topk(n)
+    top, places = blocks.gather(2, columns.expand(-1, TOP_BLOCK, -1)).flatten(1).topk(n)
     return top, places // n * blocks.shape[2] + columns[:, 0].gather(1, places % n)
 
 
@@ -157,7 +162,7 @@ def tempered(logits: Tensor, temperature: float) -> Tensor:
     return logits.softmax(-1)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=None)  # a CUDA graph reads these where they are
 def slots(width: int, n_lead: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """int64 ``[width]`` ranks 0, 1, ..., and the slot kinds of a pool with a sampled slot; made once, since they never change."""
     kinds = torch.full((width,), FILL)
@@ -193,14 +198,14 @@ def acceptance_scores(log_q: Tensor, q_tail: Tensor, n_lead: int) -> tuple[Tenso
     where it has one. What draft and target have in common so is estimated from q: if the target's law were q, it would be min(q, q_tail),
     and if the target were certain of one token that follows q, q times q_tail. AGREEMENT says how far towards the first.
 
-    Nothing here depends on the token drawn, and the sampled slot's score is at least that of every fill slot.
+    Nothing here depends on the token drawn, and the sampled slot's score is at least that of every token of the tail.
 
     Args:
         log_q, q_tail: ``[P, S]``, with 0 in ``q_tail`` on the lead tokens.
         n_lead: m, smaller than S.
 
     Returns:
-        Log scores of the support's tokens in slots of their own ``[P, S]``, and of the sampled slot ``[P, 1]``.
+        Log scores of the support's tokens in fill slots ``[P, S]``, and of the sampled slot ``[P, 1]``.
     """
     q = log_q.exp()
     certain = q * q_tail

@@ -209,8 +209,8 @@ def _cat(tensors, dim: int = 0) -> RationalTensor:
 def _pad(x, widths, mode="constant", value=None) -> RationalTensor:
     if not isinstance(x, RationalTensor) or len(widths) != 2 or mode != "constant":
         raise NotImplementedError(f"pad {widths} {mode}")
-    sides = (torch.full((*x.shape[:-1], width), float(value or 0)) for width in widths)
-    return _cat((next(sides), x, next(sides)), -1)
+    left, right = (torch.full((*x.shape[:-1], width), float(value or 0)) for width in widths)
+    return _cat((left, x, right), -1)
 
 
 def _where(condition: Tensor, a, b) -> RationalTensor:

@@ -181,7 +181,7 @@ def prune(root: Tensor, growth: Growth, total_token: int) -> Tree:
     )
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=None)  # a CUDA graph reads it where it is
 def layout(shapes: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
     """int64 ``[3, C + 1]``: row of its parent's pool, level and slot of each candidate, level by level, left to right; then the root's.
 

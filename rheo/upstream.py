@@ -24,7 +24,7 @@ from torch import Tensor
 from rheo.draws import Draws
 from rheo.pool import PoolOptions, parse_m
 from rheo.tree import Tree, TreeOptions, build_tree
-from rheo.verification import VERIFICATIONS, verify
+from rheo.verification import VERIFICATIONS, check_verification, verify
 
 COMMIT = "cb7e084"
 TREE_SIGNATURE = ("self", "hidden_states", "input_ids", "head", "logits_processor")
@@ -40,8 +40,7 @@ class RheoInEagle:
     """
 
     def __init__(self, layer: torch.nn.Module, m: int | str, support: int, verification: str):
-        if verification not in VERIFICATIONS:
-            raise ValueError(f"verification is {verification!r}; choose one of {', '.join(VERIFICATIONS)}")
+        check_verification(verification, m)
         PoolOptions(layer.top_k, m, support)  # checks them now, not in the first cycle
         self.layer, self.m, self.support, self.verification = layer, m, support, verification
         self.draws = Draws(None)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rheo.draws import Draws
-from rheo.pool import LEAD, SAMPLED
+from rheo.pool import AUTO, LEAD, SAMPLED
 from rheo.tree import Tree
 
 VERIFICATIONS = ("rheo", "rrsw")
@@ -31,6 +31,14 @@ class Verdict:
     finite: Tensor
 
 
+def check_verification(verification: str, m: int | str | None) -> None:
+    """Raise a ValueError for an unknown verification, or one that is not lossless with this m of the pools."""
+    if verification not in VERIFICATIONS:
+        raise ValueError(f"verification is {verification!r}; choose one of {', '.join(VERIFICATIONS)}")
+    if m == AUTO and verification == "rrsw":
+        raise ValueError("m='auto' with verification 'rrsw' is not lossless: a lead token's place may hang on the token drawn; give m a number")
+
+
 def verify(tree: Tree, law: Callable[[Tensor], Tensor], draws: Draws, verification: str = "rheo") -> Verdict:
     """Emit tokens down one path of the tree, losslessly.
 
@@ -52,8 +60,7 @@ def verify(tree: Tree, law: Callable[[Tensor], Tensor], draws: Draws, verificati
     Raises:
         ValueError: for an unknown ``verification``.
     """
-    if verification not in VERIFICATIONS:
-        raise ValueError(f"verification is {verification!r}; choose one of {', '.join(VERIFICATIONS)}")
+    check_verification(verification, None)
     node = torch.zeros((), dtype=torch.long, device=tree.tokens.device)
     walking = torch.ones((), dtype=torch.bool, device=node.device)
     count, finite = node, walking

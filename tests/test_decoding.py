@@ -280,7 +280,7 @@ def test_defaults_are_the_papers_tree():
     assert (options.tree.pool.m, options.tree.pool.support) == (1, 128)
 
 
-SAMPLINGS = [{"sampling": "none"}, {"sampling": "topk"}, {"sampling": "rheo", "m": 1}, {"sampling": "rheo", "m": "auto", "verification": "rrsw"}]
+SAMPLINGS = [{"sampling": "none"}, {"sampling": "topk"}, {"sampling": "rheo", "m": 1}, {"sampling": "rheo", "m": 0, "verification": "rrsw"}]
 
 
 @pytest.mark.parametrize("step", [9, 64])
@@ -290,14 +290,14 @@ def test_cycles_of_fixed_shape_that_wait_for_nothing_give_the_same_tokens(sampli
     """What a CUDA graph replays, run as it is: blocks at multiples of the step, lengths as tensors, commits of unknown length; one cycle for all requests."""
     monkeypatch.setattr(cycle, "STEP", step)
     model, graphs, shapes = tiny_pair(depth=3, draft_vocab=24), cycle.Graphs(), []
-    shape = cycle.GraphedCycle.shape
-    monkeypatch.setattr(cycle.GraphedCycle, "shape", lambda self: shapes.append(shape(self)) or shapes[-1])
+    graph = cycle.GraphedCycle.graph
+    monkeypatch.setattr(cycle.GraphedCycle, "graph", lambda self: shapes.append(self.cycle.cache.first.start) or graph(self))
     for seed, (prompt, new) in enumerate(((PROMPT, 40), (PROMPT.repeat(1, 4), 40), (PROMPT[:, :2], 9))):
         options = model.options(temperature=temperature, max_new_tokens=new, seed=seed, **sampling)
         usual, fixed = (list(decode(model.target, model.draft, prompt, options, graphs=g))[-1] for g in (None, graphs))
         assert fixed.token_ids == usual.token_ids and fixed.accept_lengths == usual.accept_lengths
         assert fixed.accepted_kinds == usual.accepted_kinds and fixed.survivals == usual.survivals
-    assert len(graphs.kept) == 1 and len(set(shapes)) <= 2 * 64 // step + 3
+    assert len(graphs.kept) == 1 and len(set(shapes)) <= 64 // step + 2  # at most 64 positions, so few graphs would do
 
 
 def test_requests_at_the_same_time_do_not_share_a_cycle():
@@ -308,7 +308,7 @@ def test_requests_at_the_same_time_do_not_share_a_cycle():
     for a, b in zip(first, second):
         assert a.token_ids == b.token_ids
     assert a.token_ids == expected and len(graphs.kept) == 1
-    next(decode(model.target, model.draft, PROMPT, options, graphs=graphs)).token_ids  # given up after a cycle
+    next(decode(model.target, model.draft, PROMPT, options, graphs=graphs))  # given up after a cycle
     assert list(decode(model.target, model.draft, PROMPT, options, graphs=graphs))[-1].token_ids == expected
     for temperature in (0.5, 0.6, 0.7):
         list(decode(model.target, model.draft, PROMPT, model.options(temperature=temperature), graphs=graphs))

@@ -13,6 +13,7 @@ import pytest
 import torch
 from patched import load_rheo
 
+from eagle.model.options import DecodingOptions
 from rheo import AUTO
 from rheo.certify import Setting
 
@@ -52,7 +53,7 @@ MUTANTS = {
     "fill ranked before sampled at ties": {
         "pool": [
             ("torch.cat((lead, drawn, fill), 1)", "torch.cat((lead, fill, drawn), 1)"),
-            ("torch.cat((scores[:, :n_lead], log_proxy, scores.gather(1, fill)), 1)", "torch.cat((scores[:, :n_lead], scores.gather(1, fill), log_proxy), 1)"),
+            ("torch.cat((log_q[:, :n_lead], log_proxy, scores.gather(1, fill)), 1)", "torch.cat((log_q[:, :n_lead], scores.gather(1, fill), log_proxy), 1)"),
             ("    kinds[n_lead] = SAMPLED\n", "    kinds[-1] = SAMPLED\n"),
         ]
     },
@@ -146,6 +147,15 @@ def killed(code, cases) -> float:
 
 def test_the_right_code_survives_what_kills_the_mutants():
     assert killed(load_rheo(), itertools.chain(settings(), auto_settings(), settings(draft_ids=(2, 0), seeds=3))) < 1e-12
+
+
+def test_auto_with_rrsw_fails_the_exact_law_and_is_refused():
+    """The sampled slot may outrank a lead token, which RRSw tries first: whether it is there then hangs on the draw."""
+    cases = [Setting("", 3, laws, 2, AUTO, 1, (2, 3), verification="rrsw", arithmetic="float64") for laws in range(8)]
+    assert killed(load_rheo(), cases) > POWER
+    assert killed(load_rheo(), [replace(setting, verification="rheo") for setting in cases]) < 1e-12
+    with pytest.raises(ValueError, match="m='auto' with verification 'rrsw' is not lossless"):
+        DecodingOptions(sampling="rheo", m=AUTO, verification="rrsw")
 
 
 @pytest.mark.parametrize("name", AUTO_MUTANTS)

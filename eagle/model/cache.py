@@ -61,11 +61,10 @@ class KVBuffer:
         block[1][:, rows] = values[0]
         return block[0:1, :, :end], block[1:2, :, :end]
 
-    def write_block(self, layer: int, keys: Tensor, values: Tensor, offset: int = 0) -> tuple[Tensor, Tensor]:
-        """Store a block ``offset`` rows behind where blocks begin; returns what ``write`` does, up to the block's end."""
-        start = self.start + offset
-        end = start + keys.shape[-2]
-        return self.write(layer, keys, values, slice(start, end), end)
+    def write_block(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Store a block where blocks begin; returns what ``write`` does, up to the block's end."""
+        end = self.start + keys.shape[-2]
+        return self.write(layer, keys, values, slice(self.start, end), end)
 
     def advance(self, count: int) -> None:
         """Commit the first ``count`` positions of the last block, which began right behind the committed ones."""
@@ -86,7 +85,7 @@ class KVBuffer:
         """Commit the positions ``indices`` (int64 ``[n]``, rising) of the last block, in that order, and no others.
 
         Args:
-            count: where given (int64 ``[]``, with ``step`` > 1), only so many of the first; ``settle`` is to follow.
+            count: where given (int64 ``[]``, on this device, with ``step`` > 1), only so many of the first; ``settle`` is to follow.
         """
         indices = indices.to(self.data.device)
         kept, n = self.data.index_select(-2, indices + self.start), indices.numel()

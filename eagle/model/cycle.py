@@ -8,18 +8,17 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from eagle.model.cache import round_up
 from eagle.model.draft import DraftModel, DraftState
 from eagle.model.law import TargetLaw
 from eagle.model.options import DecodingOptions
 from eagle.model.target import TargetModel
 from rheo import KIND_NAMES, SAMPLED, Draws, Tree, Verdict, build_tree, pick, verify
 
-STEP = 128  # positions after which a graph no longer fits: the keys that attention runs over are rounded up to a multiple
+STEP = 128  # positions that a graph serves: more of them are fewer captures, and more masked keys in each cycle
 
 
 class NonFiniteLogits(RuntimeError):
-    """The target produced NaN or infinite logits; nothing was committed from them."""
+    """The target produced NaN or infinite logits; no token was emitted from them."""
 
     def __init__(self, dtype: torch.dtype):
         super().__init__(
@@ -36,7 +35,7 @@ class Outcome:
         tokens: emitted: the accepted ones, then the bonus token.
         kinds: slot kinds (rheo.KIND_NAMES) of the accepted ones.
         survivals: of each visited node that has children: whether the sampled one is among them.
-        finite: whether the target's laws at the visited nodes were; else nothing may be committed.
+        finite: whether the target's laws at the visited nodes were; else nothing may be emitted.
     """
 
     tokens: list[int]
@@ -48,8 +47,7 @@ class Outcome:
 class Cycle:
     """What a request keeps from cycle to cycle, and the three phases of one.
 
-    Between two cycles the caches of target and head hold the same committed positions, ``root`` is the last token, not yet in either of
-    them, and ``root_logits`` what the head says of the one after it.
+    Between two cycles ``root`` is the last token, which neither cache holds yet.
 
     Args:
         draft: the head; not used for plain decoding, where every tree is a lone root.
@@ -58,14 +56,15 @@ class Cycle:
     """
 
     def __init__(self, target: TargetModel, draft: DraftModel | None, options: DecodingOptions, length: int, step: int = 1):
-        self.target, self.options, self.tree_options, self.length = target, options, options.tree, length
+        self.target, self.head, self.options, self.tree_options, self.length = target, draft, options, options.tree, length
         self.law, self.draws = TargetLaw(options.law), Draws(torch.Generator(device=target.device))
-        self.cache = target.new_cache(length + options.total_token, step)
+        self.cache = target.new_cache(length + max(options.total_token, options.depth + 2), step)
         self.state, self.taps = None, []
         if options.sampling != "none":
             self.state = DraftState(draft, target.embedding, length + options.depth * (options.top_k + 1), step)
             self.taps, self.target_ids = draft.taps, draft.target_ids()
         self.root = self.root_logits = None
+        self.news = None  # what the head has not taken in yet: arguments of ``DraftState.commit``
         self.tree = self.output = self.verdict = None
 
     def begin(self, seed: int) -> None:
@@ -86,12 +85,18 @@ class Cycle:
         self.root = self.draws.token(p)
         if p.isnan().any():
             raise NonFiniteLogits(self.target.dtype)
-        if self.state is not None:
-            self.root_logits = self.state.commit(torch.cat((prompt[1:], self.root[None])), output.features)
+        self.news = torch.cat((prompt[1:], self.root[None])), output.features, None
         return self.root
+
+    def take_in(self) -> None:
+        """Hand the head what was committed, with its true features."""
+        if self.state is not None and self.news is not None:
+            self.root_logits = self.state.commit(*self.news)
+        self.news = None
 
     def draft(self) -> None:
         """Grow a tree below the root."""
+        self.take_in()
         if self.state is None:
             self.tree = lone_root(self.root)
         else:
@@ -105,7 +110,7 @@ class Cycle:
         self.verdict = verify(tree, lambda node: self.law(pick(output.logits, node)), self.draws, verification)
 
     def commit(self, count: int | None = None) -> None:
-        """Keep the accepted path in the target's cache, and hand its tokens with their true features to the head.
+        """Keep the accepted path in the target's cache.
 
         Args:
             count: how many tokens were emitted; None where the host does not know it yet.
@@ -115,7 +120,7 @@ class Cycle:
         self.cache.keep(path, n)
         self.root = pick(verdict.tokens, verdict.count - 1)
         if self.state is not None:
-            self.root_logits = self.state.commit(tokens, self.output.features[path], n)
+            self.news = tokens, self.output.features[path], n
 
     @property
     def carried(self) -> list[Tensor]:
@@ -147,13 +152,15 @@ class GraphedCycle:
         memory: bytes that the graphs hold.
     """
 
-    def __init__(self, cycle: Cycle):
-        self.cycle, self.met, self.memory, self.pool = cycle, {}, 0, None
-        self.capturing = cycle.target.device.type == "cuda"
+    def __init__(self, cycle: Cycle, owner: "Graphs"):
+        self.cycle, self.owner, self.memory, self.pool = cycle, owner, 0, None
+        self.graphs: dict[int, tuple["torch.cuda.CUDAGraph", Tensor] | None] = {}  # by shape; None for one that was met once
         self.places: list[Tensor] = []  # fixed, so that a graph finds what the cycle before it has left
+        self.stream = torch.cuda.Stream(cycle.target.device) if cycle.target.device.type == "cuda" else None
 
     def load(self) -> None:
         """After the prefill: what the first cycle is to read goes where all cycles read it."""
+        self.cycle.take_in()
         if not self.places:
             self.places = [x.clone() for x in self.cycle.carried]
         self.store()
@@ -166,25 +173,24 @@ class GraphedCycle:
 
     def run(self) -> Outcome:
         """One cycle, committed; ends with the one copy to the host."""
-        cycle, key = self.cycle, self.shape()
-        if self.capturing and key in self.met:
-            if self.met[key] is None:
-                self.met[key] = self.capture()
-        else:
-            self.met[key] = None
-        if self.capturing and self.met[key] is not None:
-            graph, summary = self.met[key]
-            graph.replay()
-        else:
+        graph = self.graph()
+        if graph is None:
             summary = self.body()
+        else:
+            replayed, summary = graph
+            replayed.replay()
         outcome = to_host(summary)
-        cycle.settle(len(outcome.tokens))
+        self.cycle.settle(len(outcome.tokens))
         return outcome
 
-    def shape(self) -> tuple[int, int]:
-        """Where the blocks of trees begin, and how far the head looks when it takes in what was accepted: all that changes."""
-        buffer, levels = self.cycle.cache.first, self.cycle.tree_options.depth + 2
-        return buffer.start, round_up(buffer.length + levels, buffer.step)
+    def graph(self) -> tuple["torch.cuda.CUDAGraph", Tensor] | None:
+        """The graph of the shape at hand and where it leaves its summary; None where the cycle is to run as it is."""
+        shape = self.cycle.cache.first.start  # where the blocks of trees begin: nothing else changes
+        if self.stream is None or not self.owner.capturing or shape not in self.graphs:
+            self.graphs[shape] = None
+        elif self.graphs[shape] is None:
+            self.graphs[shape] = self.capture()
+        return self.graphs[shape]
 
     def body(self) -> Tensor:
         """The three phases; returns what the host is to read, on the device."""
@@ -193,63 +199,69 @@ class GraphedCycle:
         cycle.verify()
         summary = summarise(cycle.tree, cycle.verdict)
         cycle.commit()
+        cycle.take_in()
         self.store()
         return summary
 
     def capture(self) -> tuple["torch.cuda.CUDAGraph", Tensor] | None:
-        """The cycle as a graph, and where it leaves its summary; None where it cannot be captured."""
-        before = torch.cuda.memory_reserved()
-        graph = torch.cuda.CUDAGraph()
-        graph.register_generator_state(self.cycle.draws.generator)
+        """The cycle as a graph; None where it cannot be captured."""
+        device, outer = self.cycle.target.device, torch.cuda.current_stream(self.cycle.target.device)
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_reserved(device)
         try:
-            with torch.cuda.graph(graph, pool=self.pool):
+            graph = torch.cuda.CUDAGraph()
+            graph.register_generator_state(self.cycle.draws.generator)
+            # Of this stream's device; other threads may do what they like meanwhile.
+            with torch.cuda.device(device), torch.cuda.graph(graph, pool=self.pool, stream=self.stream, capture_error_mode="thread_local"):
                 summary = self.body()
         except RuntimeError as error:
-            self.capturing, self.cycle.carried = False, self.places
-            reason = str(error).strip().partition("\n")[0]
+            torch.cuda.set_stream(outer)  # a broken capture leaves its own behind
+            self.owner.capturing, self.cycle.news, self.cycle.carried = False, None, self.places
+            reason = str(error.__context__ or error).strip().partition("\n")[0]
             warnings.warn(f"a cycle could not be captured as a CUDA graph ({reason}); decoding goes on without", stacklevel=2)
             return None
         self.pool = graph.pool()
-        self.memory += torch.cuda.memory_reserved() - before
+        self.memory += torch.cuda.memory_reserved(device) - before
+        self.cycle.tree = self.cycle.output = self.cycle.verdict = None  # the next graph may use their memory
         return graph, summary
 
 
 class Graphs:
     """The graphed cycles of a model, kept from request to request, since capturing costs more than a cycle.
 
-    A cycle in use is nobody else's: a request that begins while another of the same options is running gets one of its own.
+    A cycle in use is nobody else's: a request that begins while another of the same options is running gets one of its own. The weights of
+    target and head must stay where they are.
 
     Args:
         most: of so many different options; the least recently used goes first.
+
+    Attributes:
+        capturing: False once a capture has failed.
     """
 
-    def __init__(self, most: int = 4):
-        self.most, self.kept = most, {}
+    def __init__(self, most: int = 16):
+        self.most, self.capturing, self.kept = most, True, {}
 
     @contextmanager
     def cycle(self, target: TargetModel, draft: DraftModel | None, options: DecodingOptions, length: int) -> Iterator[GraphedCycle]:
         """A cycle for a request that commits at most ``length`` positions, clean."""
         key = replace(options, seed=0, max_new_tokens=0, max_length=None, stop_token_ids=())
         graphed = self.kept.pop(key, None)
-        if graphed is None or graphed.cycle.length < length:
-            graphed = GraphedCycle(Cycle(target, draft, options, 2 ** (length - 1).bit_length(), STEP))
+        if graphed is None or graphed.cycle.length < length or (graphed.cycle.target, graphed.cycle.head) != (target, draft):
+            graphed = None  # its memory first
+            while len(self.kept) >= self.most:
+                del self.kept[next(iter(self.kept))]
+            graphed = GraphedCycle(Cycle(target, draft, key, 2 ** (length - 1).bit_length(), STEP), self)
         try:
             yield graphed
-        except NonFiniteLogits:  # its caches hold NaN, which a mask does not hide
+        except GeneratorExit:  # the caller has heard enough; after any other exception the cycle is not to be trusted
+            self.kept[key] = graphed
             raise
-        except BaseException:
-            self.keep(key, graphed)
-            raise
-        self.keep(key, graphed)
-
-    def keep(self, key: DecodingOptions, graphed: GraphedCycle) -> None:
         self.kept[key] = graphed
-        while len(self.kept) > self.most:
-            del self.kept[next(iter(self.kept))]
 
 
 def summarise(tree: Tree, verdict: Verdict) -> Tensor:
-    """All that the host is to know of a cycle in one tensor, int64 ``[4 * (L + 1) + 2]``."""
+    """All that the host is to know of a cycle in one tensor, int64 ``[3 * (L + 1) + 3]``."""
     # Per node: its children, and beside them as many more as the tree has nodes where the sampled one is there.
     many = tree.tokens.numel()
     children = torch.zeros_like(tree.parents).index_add(0, tree.parents, tree.drafted * (1 + many * (tree.kinds == SAMPLED)))

@@ -13,6 +13,7 @@ from eagle.model.draft import DraftModel
 from eagle.model.options import SAMPLINGS, DecodingOptions
 from eagle.model.target import TargetModel
 
+
 @dataclass
 class Generation:
     """The result of one request, complete once decoding has ended.

@@ -172,7 +172,7 @@ class DraftState:
         heads, head_dim = model.config.num_key_value_heads, model.config.head_dim
         self.buffer = KVBuffer(1, heads, head_dim, capacity, weight.dtype, weight.device, step)
         self.angles = model.angles(self.buffer.rows, weight)
-        self.itself = torch.eye(0, dtype=torch.bool, device=weight.device)  # [F, F]: rows of one level see themselves alone
+        self.itself = torch.eye(0, dtype=torch.bool, device=weight.device)  # rows of one level see themselves alone
         self.last = None  # [1, h] of the last committed position
         self.hidden = None  # [F, h] of the newest rows: the last committed position, then the newest tree level
         self.seen = None  # bool [F, keys]: which committed positions and tree rows each of the newest rows sees
@@ -191,7 +191,7 @@ class DraftState:
             start, end = buffer.length, buffer.length + n
             rows, mask = slice(start, end), buffer.rows[:end] <= buffer.rows[start:end, None] if start else None
         else:
-            rows, end = buffer.count + buffer.rows[:n], round_up(buffer.length + n, buffer.step)
+            rows, end = buffer.count + buffer.rows[:n], buffer.start + round_up(n, buffer.step)
             mask = buffer.rows[:end] <= rows[:, None]
         hidden = self._forward(tokens, features, rows, mask, rows, end)
         if count is None:
@@ -212,10 +212,10 @@ class DraftState:
         buffer, n = self.buffer, tokens.numel()
         if self.seen is None:
             self.seen = buffer.seen()[None]
-        if self.itself.shape[0] != n:
+        if self.itself.shape[0] < n:
             self.itself = torch.eye(n, dtype=torch.bool, device=tokens.device)
         first = self.seen.shape[1]
-        self.seen = torch.cat((self.seen[parent_ranks], self.itself), 1)
+        self.seen = torch.cat((self.seen[parent_ranks], self.itself[:n, :n]), 1)
         place = buffer.end + level - 1
         places = slice(place, place + 1) if isinstance(place, int) else place.reshape(1)
         self.hidden = self._forward(tokens, self.hidden[parent_ranks], places, self.seen, slice(first, first + n), first + n)

@@ -41,8 +41,9 @@ class EaModel:
     ):
         self.base_model, self.draft, self.tokenizer = base_model, draft, tokenizer
         self.target = TargetModel(base_model)
-        one_gpu = self.target.device.type == "cuda" and len(set(self.target.devices)) == 1
-        self.graphs = Graphs() if cuda_graph and one_gpu else None
+        one_gpu = self.target.device.type == "cuda" and {p.device for p in base_model.parameters()} == {self.target.device}
+        # Before 2.13 a generator does not recover from a capture that failed.
+        self.graphs = Graphs() if cuda_graph and one_gpu and torch.__version__ >= (2, 13) else None
         self.stop_ids = stop_token_ids(base_model, tokenizer)
         if -1 in (total_token, depth):
             if draft is None:

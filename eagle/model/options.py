@@ -1,9 +1,9 @@
-"""Everything that decides the output of one request, except the models and the prompt."""
+"""The options of one request."""
 
 from dataclasses import dataclass, field
 
 from eagle.model.law import SamplingOptions
-from rheo import VERIFICATIONS, PoolOptions, TreeOptions
+from rheo import PoolOptions, TreeOptions, check_verification
 
 SAMPLINGS = ("topk", "rheo", "none")
 
@@ -15,8 +15,8 @@ class DecodingOptions:
     Attributes:
         law: temperature and filters of the target.
         sampling: "topk" or "rheo" draft trees, "none" for plain decoding.
-        m, support, verification, normaliser: of the rheo pool; None takes 1, 128, "rheo", "support". They
-            belong to "rheo" alone.
+        m, support, verification, normaliser: of the rheo pool (``rheo.PoolOptions``); None takes 1, 128, "rheo",
+            "support". They belong to "rheo" alone.
         total_token, depth, top_k: tree nodes with the root, expansions after the first level, slots of a pool.
         max_new_tokens: exact cap on new tokens.
         max_length: cap on prompt and new tokens together; None for no cap.
@@ -48,8 +48,7 @@ class DecodingOptions:
             for name in ("m", "support", "verification", "normaliser"):
                 if getattr(self, name) is not None:
                     raise ValueError(f"{name}={getattr(self, name)!r} belongs to sampling 'rheo', not to {self.sampling!r}")
-        if self.verification not in (None, *VERIFICATIONS):
-            raise ValueError(f"verification is {self.verification!r}; choose one of {', '.join(VERIFICATIONS)}")
+        check_verification(self.verification or "rheo", self.m)
         if self.max_new_tokens < 0:
             raise ValueError(f"max_new_tokens is {self.max_new_tokens}; it must be at least 0")
         _ = self.tree  # builds, and so checks, the tree's options
