@@ -44,7 +44,7 @@ def test_longer_texts_pass_and_a_cache_that_keeps_the_wrong_rows_fails(model, mo
     fit = draw_and_rank(model, PROMPT, options, 60, 24)
     assert fit.p_value > FALSE_ALARM and fit.degrees == 9 and "Nothing speaks" in report_texts(fit)
     keep = TargetCache.keep
-    monkeypatch.setattr(TargetCache, "keep", lambda self, rows: keep(self, torch.arange(rows.numel())))
+    monkeypatch.setattr(TargetCache, "keep", lambda self, rows, count=None: keep(self, torch.arange(rows.numel()), count))
     fit = draw_and_rank(model, PROMPT, options, 60, 24)
     assert fit.p_value < FALSE_ALARM and "NOT LOSSLESS" in report_texts(fit)
 

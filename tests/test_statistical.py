@@ -11,8 +11,9 @@ import pytest
 import torch
 from tiny import PROMPT, tiny_pair
 
-import eagle.model.decoding as decoding
 import rheo.verification
+from eagle.model.ea_model import EaModel
+from eagle.model.law import SamplingOptions, TargetLaw
 from evaluation.statistics import goodness_of_fit
 from rheo import Draws
 
@@ -39,7 +40,7 @@ def models():
 def exact_law(model, temperature, filters):
     """[V, V, V] probabilities of the first three new tokens, by plain forwards in one batch."""
     vocab = model.target.vocab_size
-    law = decoding.TargetLaw(decoding.SamplingOptions(temperature, **filters))
+    law = TargetLaw(SamplingOptions(temperature, **filters))
     prefixes = torch.cartesian_prod(*[torch.arange(vocab)] * (LENGTH - 1))
     logits = model.base_model(torch.cat((PROMPT.expand(len(prefixes), -1), prefixes), 1)).logits[:, PROMPT.numel() - 1 :]
     probability = torch.ones(len(prefixes), vocab, dtype=torch.float64)
@@ -71,7 +72,7 @@ def test_law_of_three_tokens_is_the_targets(models, arm, temperature, draft_voca
 @pytest.mark.parametrize("cuda_graph", [True, False])
 @pytest.mark.parametrize("arm", ARMS)
 def test_law_of_three_tokens_on_a_gpu_is_the_targets(arm, cuda_graph):
-    """Replayed graphs too: in most of the requests the second cycle is a replay, and the graph's random numbers must move on."""
+    """With graphs, all but the first cycles are replays of one, whose random numbers must move on."""
     cpu = tiny_pair(vocab=5, draft_vocab=4, layers=2, taps=(0, 1), hidden=8, total_token=6, depth=1, top_k=3, seed=2)
     expected = exact_law(cpu, 1.0, {})
     model = EaModel(cpu.base_model.cuda(), cpu.draft.cuda(), total_token=6, depth=1, top_k=3, cuda_graph=cuda_graph)
