@@ -165,7 +165,7 @@ def run(args: argparse.Namespace) -> None:
     heads = args.ea_model_path or ([demo_head_path()] if args.base_model_path == DEMO_NAME else [])
     if not heads:
         raise ValueError("--ea-model-path is missing; only the demo target brings its own head")
-    model = EaModel.from_pretrained(args.base_model_path, heads[0], dtype=args.dtype, **flags.tree(args))
+    model = EaModel.from_pretrained(args.base_model_path, heads[0], **flags.model(args), **flags.tree(args))
     check_template(args.template, model.tokenizer)
     support = {} if args.support is None else {"support": args.support}
     options = {

@@ -265,9 +265,7 @@ def run(args: argparse.Namespace) -> None:
     """Measure, print, write."""
     if args.rounds < 1:
         raise ValueError(f"--rounds is {args.rounds}; it must be at least 1")
-    model = EaModel.from_pretrained(
-        args.base_model_path, args.ea_model_path, **flags.tree(args), dtype=args.dtype, cuda_graph=not args.no_cuda_graph
-    )
+    model = EaModel.from_pretrained(args.base_model_path, args.ea_model_path, **flags.tree(args), **flags.model(args))
     if model.draft is None:
         raise ValueError("--ea-model-path is missing: a cycle needs a head")
     check_template(args.template, model.tokenizer)

@@ -185,7 +185,7 @@ def main(argv: list[str] | None = None) -> int:
     with one_line_errors():
         if args.samples < 20:
             raise ValueError(f"--samples is {args.samples}; at least 20 are needed")
-        model = EaModel.from_pretrained(args.model, args.head, **flags.tree(args), dtype=args.dtype)
+        model = EaModel.from_pretrained(args.model, args.head, **flags.tree(args), **flags.model(args))
         check_template(args.template, model.tokenizer)
         options = model.options(**flags.law(args), **flags.sampling(args))
         prompt = build_prompt(args.template, model.tokenizer, [args.prompt], [])

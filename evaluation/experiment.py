@@ -78,13 +78,15 @@ class Runner:
                 append(place / f"{k + 1}-of-{n}.jsonl", answer(self.model, request, question, run))
         return len(pending)
 
-
     def warm_up(self, pending: list[tuple[Question, tuple[Cell, Request, dict]]]) -> None:
         """A few tokens that are thrown away; with CUDA graphs a whole answer of every arm, so that no capture is measured."""
-        kinds = {replace(request.options, seed=0): (question, request) for question, (_, request, _) in reversed(pending)}
-        chosen = list(kinds.values()) if self.model.graphs is not None else [(pending[0][0], pending[0][1][1])]
+        first: dict = {}
+        for question, (_, request, _) in pending:
+            first.setdefault(replace(request.options, seed=0), (question, request))
+        chosen, tokens = list(first.values()), self.max_new_token
+        if self.model.graphs is None:
+            chosen, tokens = chosen[:1], 8
         for question, request in chosen:
-            tokens = self.max_new_token if self.model.graphs is not None else 8
             answer_turn(self.model, replace(request, options=replace(request.options, max_new_tokens=tokens)), [question.turns[0]], [], seed=0)
 
 

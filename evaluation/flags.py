@@ -50,10 +50,15 @@ def sampling(args: argparse.Namespace) -> dict:
 
 
 def add_model(parser: argparse.ArgumentParser, dtype: str = "auto") -> None:
-    """How the target is loaded and spoken to."""
+    """How the target is loaded (see ``model``) and spoken to."""
     parser.add_argument("--dtype", default=dtype, help=DTYPE_HELP)
     parser.add_argument("--template", default="auto", choices=TEMPLATES, help="auto is the tokenizer's own")
     parser.add_argument("--no-cuda-graph", action="store_true", help="on a GPU, run cycles operation by operation, to compare")
+
+
+def model(args: argparse.Namespace) -> dict:
+    """Keywords of ``EaModel.from_pretrained``."""
+    return {"dtype": args.dtype, "cuda_graph": not args.no_cuda_graph}
 
 
 def add_pair(parser: argparse.ArgumentParser) -> None:

@@ -58,7 +58,7 @@ def run(args: argparse.Namespace, drafting: bool) -> Path:
 
     print(f"Loading {args.base_model_path}", flush=True)
     heads = {"ea_model_path": args.ea_model_path} if drafting else {}
-    model = EaModel.from_pretrained(args.base_model_path, dtype=args.dtype, cuda_graph=not args.no_cuda_graph, **heads, **tree)
+    model = EaModel.from_pretrained(args.base_model_path, **flags.model(args), **heads, **tree)
     check_template(args.template, model.tokenizer)
     options = model.options(**flags.law(args), **pool, max_new_tokens=args.max_new_token, seed=args.seed)
     request = Request(bench, model_id, args.template, args.num_choices, options, args.timing)

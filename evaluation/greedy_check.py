@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None) -> None:
     args = parser.parse_args(argv)
     with one_line_errors():
         questions = load_questions(args.question_file or question_file(args.bench_name), None, args.question_end)
-        model = EaModel.from_pretrained(args.base_model_path, args.ea_model_path, dtype=args.dtype)
+        model = EaModel.from_pretrained(args.base_model_path, args.ea_model_path, **flags.model(args))
         check_template(args.template, model.tokenizer)
     tie, faults = TIE[model.target.dtype], 0
     for question in questions:

@@ -18,7 +18,7 @@ import importlib
 import itertools
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
 from unittest import mock
@@ -131,9 +131,14 @@ def all_budgets(vocab: int, size: int, depth: int) -> tuple[int, ...]:
     return tuple(range(1, width + depth * width * width + 1))
 
 
+def ways_to_decode(lead: Iterable[int]) -> tuple[tuple[int | str | None, str], ...]:
+    """(m, verification): Top-K, some fixed m under each verification, and AUTO, which is lossless under the first alone."""
+    return (None, "rheo"), *itertools.product(lead, VERIFICATIONS), (AUTO, "rheo")
+
+
 def quick_settings() -> Iterator[Setting]:
     """Under a minute; the smallest first, so that a failure is met in a small setting."""
-    ways = ((None, "rheo"), *itertools.product((0, 1, 2), VERIFICATIONS), (AUTO, "rheo"))
+    ways = ways_to_decode((0, 1, 2))
     conditions = ((0, 1.0, 0), (1, 0.5, 0), (2, 2.0, 3), (5, 0.0, 0))  # laws, temperature, support
     for (vocab, size, depth), (m, verification) in itertools.product(((2, 2, 0), (3, 3, 0), (4, 3, 0), (2, 2, 1), (3, 2, 1)), ways):
         if m not in (None, AUTO) and m >= size:
@@ -163,7 +168,7 @@ def full_settings() -> Iterator[Setting]:
     yield from quick_settings()
     conditions = tuple(itertools.product((0.5, 1.0, 2.0), (0, 2)))  # temperature, support
     for depth, vocab, size in itertools.product((0, 1, 2), (2, 3, 4), (1, 2, 3)):
-        for m, verification in ((None, "rheo"), (AUTO, "rheo"), *itertools.product(range(size), VERIFICATIONS)):
+        for m, verification in ways_to_decode(range(size)):
             budgets = all_budgets(vocab, size, depth)
             base = Setting("every draw, jointly", vocab, 0, size, m, depth, budgets, verification=verification)
             if depth > 0:
@@ -178,13 +183,12 @@ def full_settings() -> Iterator[Setting]:
             yield replace(base, group="every draw, float64", arithmetic="float64", laws=18)
             if vocab > 2:
                 yield replace(base, group="reduced draft vocabulary", laws=18, draft_ids=(2, 0))
-    for (m, verification), laws in itertools.product(((None, "rheo"), (AUTO, "rheo"), *itertools.product((0, 1), VERIFICATIONS)), (20, 21)):
+    for (m, verification), laws in itertools.product(ways_to_decode((0, 1)), (20, 21)):
         two = Setting("two and three cycles in a row", 3, laws, 2, m, 1, (2, 4), cycles=2, verification=verification)
         two = replace(two, walk="by node")
         yield two
         yield replace(two, vocab=2, cycles=3)
-    ways = ((None, "rheo"), (AUTO, "rheo"), *itertools.product((0, 1, 2, 4), VERIFICATIONS))
-    for (m, verification), budget in itertools.product(ways, (3, 6, 9)):
+    for (m, verification), budget in itertools.product(ways_to_decode((0, 1, 2, 4)), (3, 6, 9)):
         large = Setting("vocabulary 6, K 5, depth 4, merged", 6, 30, 5, m, 4, (budget,), verification=verification)
         yield replace(large, walk="merged")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from eagle.model.cycle import Cycle, Graphs, NonFiniteLogits, summarise, to_host
+from eagle.model.cycle import Cycle, Graphs, NonFiniteLogits, Outcome, summarise, to_host
 from eagle.model.draft import DraftModel
 from eagle.model.options import SAMPLINGS, DecodingOptions
 from eagle.model.target import TargetModel
@@ -132,14 +132,7 @@ def decode(
         elif graphed is not None:
             graphed.load()
         while not finished:
-            if graphed is not None:
-                outcome = graphed.run()
-            else:
-                cycle.draft()
-                watch.lap("draft")
-                cycle.verify()
-                outcome = to_host(summarise(cycle.tree, cycle.verdict))
-                watch.lap("verify")
+            outcome = run_phases(cycle, watch) if graphed is None else graphed.run()
             if not outcome.finite:
                 raise NonFiniteLogits(target.dtype)
             generation.accept_lengths.append(len(outcome.tokens))
@@ -147,11 +140,21 @@ def decode(
             generation.survivals.append(outcome.survivals)
             _keep(generation, outcome.tokens, budget, stop_ids)
             finished = _finished(generation, budget, stop_ids)
-            if graphed is None and not finished:
-                cycle.commit(len(outcome.tokens))
-            watch.lap("commit")
             yield generation
             watch.restart()  # what the caller did between two cycles is not ours
+
+
+def run_phases(cycle: Cycle, watch: Stopwatch) -> Outcome:
+    """One cycle, phase by phase; committed where the target's laws were finite."""
+    cycle.draft()
+    watch.lap("draft")
+    cycle.verify()
+    outcome = to_host(summarise(cycle.tree, cycle.verdict))
+    watch.lap("verify")
+    if outcome.finite:
+        cycle.commit(len(outcome.tokens))
+    watch.lap("commit")
+    return outcome
 
 
 def check_prompt(input_ids: Tensor, target: TargetModel, options: DecodingOptions) -> Tensor:
