@@ -183,7 +183,7 @@ def run(args: argparse.Namespace) -> None:
     print(calibration.render(by_name))
     print(f"{len(questions)} questions, T = {args.temperature}, a context every {args.every} tokens; 95 %, clustered by question")
     if args.plot is not None:
-        calibration.draw(by_name, [args.plot])
+        calibration.draw({name: c.curves() for name, c in by_name.items()}, [args.plot])
     if args.output is not None:
         settings = {k: v for k, v in vars(args).items() if k != "output"}
         settings |= {"commit": commit(), "device": device_name(model.target.device), "dtype": str(model.target.dtype)}

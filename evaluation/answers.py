@@ -11,6 +11,7 @@ One JSON object a line with EAGLE's keys and ours:
     choices[].accept_lengths                   per turn, accepted + 1 of each cycle
     choices[].accepted_kinds                   per turn, a string per cycle: l(ead), s(ampled) or f(ill) per accepted token
     choices[].survivals                        per turn, a string per cycle: per visited node with children 1 or 0, whether its sampled child was there
+    choices[].calibration                      per turn, {kind: cells by proxy bin}, see ``evaluation.calibration.tally``; not for plain decoding
     choices[].stop_reasons                     per turn, "stop" or "length"
     choices[].seconds                          per turn, {phase: seconds}; empty on a GPU without --timing
     run                                        settings, seed, dtype, device, versions, commit
@@ -33,6 +34,7 @@ from tqdm import tqdm
 
 from eagle.files import differences
 from eagle.model.ea_model import DecodingOptions, EaModel, Generation
+from evaluation import calibration
 from evaluation.prompts import build_prompt
 from evaluation.questions import Question
 
@@ -91,6 +93,7 @@ def run_block(model: EaModel, request: Request, paths: dict[str, str]) -> dict:
         block["cuda_graph"] = True
     if drafting:
         block |= {"total_token": options.total_token, "depth": options.depth, "top_k": options.top_k}
+        block |= {"head": model.draft.fingerprint()}
     if options.sampling == "rheo":
         block |= {"m": pool.m, "support": pool.support, "normaliser": pool.normaliser}
         block |= {"verification": options.verification or "rheo"}
@@ -195,7 +198,7 @@ def append(path: Path, record: dict) -> None:
 def answer_choice(model: EaModel, request: Request, question: Question, choice: int) -> dict:
     """All turns of one choice; each turn sees the answers before it."""
     result: dict = {"index": choice}
-    keys = ("turns", "idxs", "new_tokens", "wall_time", "accept_lengths", "accepted_kinds", "survivals", "stop_reasons", "seconds")
+    keys = ("turns", "idxs", "new_tokens", "wall_time", "accept_lengths", "accepted_kinds", "survivals", "calibration", "stop_reasons", "seconds")
     result |= {key: [] for key in keys}
     for turn in range(len(question.turns)):
         seed = turn_seed(request.options.seed, question.question_id, choice, turn)
@@ -207,7 +210,8 @@ def answer_choice(model: EaModel, request: Request, question: Question, choice: 
             wall,
             generation.accept_lengths,
             ["".join(kind[0] for kind in kinds) for kinds in generation.accepted_kinds],
-            ["".join(str(int(there)) for there in family) for family in generation.survivals],
+            ["".join(str(int(any(slot.kind == "sampled" for slot in family))) for family in families) for families in generation.families],
+            calibration.tally(generation.families) if request.options.sampling != "none" else None,
             generation.stop_reason,
             {phase: round(sec, 6) for phase, sec in generation.seconds.items()},
         )
@@ -234,8 +238,11 @@ def synchronise(device: torch.device) -> None:
         torch.cuda.synchronize(device)
 
 
-def resume(path: Path, request: Request, run: dict) -> list[dict]:
+def resume(path: Path, request: Request, run: dict, own: bool = True) -> list[dict]:
     """Records of an answer file that this run may continue; a line cut off by a kill is dropped from the file.
+
+    Args:
+        own: False for a file that another process may be writing to: its last line is left alone where it has no end yet.
 
     Raises:
         ValueError: where the file's answers were made with other settings, naming them.
@@ -244,11 +251,11 @@ def resume(path: Path, request: Request, run: dict) -> list[dict]:
         return []
     content = path.read_bytes()
     whole = content[: content.rfind(b"\n") + 1]
-    if len(whole) < len(content):
+    if own and len(whole) < len(content):
         print(f"{path}: dropping a last line that was cut off ({len(content) - len(whole)} bytes)", flush=True)
         with path.open("r+b") as file:
             file.truncate(len(whole))
-    records = read_answers([path])
+    records = parse_answers(whole.decode("utf-8"), path)
     for record in records:
         before = record.get("run") or {}
         notes = differences(*({k: x.get(k) for k in CIRCUMSTANCES} for x in (before, run)))
@@ -266,16 +273,20 @@ def read_answers(paths: Iterable[Path]) -> list[dict]:
     Raises:
         ValueError: naming the line that is not an answer.
     """
+    return [record for path in paths for record in parse_answers(Path(path).read_text(encoding="utf-8"), path)]
+
+
+def parse_answers(text: str, path: Path) -> list[dict]:
+    """The records in the text of an answer file; errors as in ``read_answers``."""
     records = []
-    for path in paths:
-        # Not splitlines(): an answer may hold one of the other characters that it takes for the end of a line.
-        for number, line in enumerate(Path(path).read_text(encoding="utf-8").split("\n"), 1):
-            if not line:
-                continue
-            try:
-                record = json.loads(line)
-                _ = record["question_id"], record["choices"][0]["new_tokens"]
-            except (json.JSONDecodeError, KeyError, IndexError, TypeError) as error:
-                raise ValueError(f"{path}, line {number}: not an answer ({error!r})") from error
-            records.append(record)
+    # Not splitlines(): an answer may hold one of the other characters that it takes for the end of a line.
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line:
+            continue
+        try:
+            record = json.loads(line)
+            _ = record["question_id"], record["choices"][0]["new_tokens"]
+        except (json.JSONDecodeError, KeyError, IndexError, TypeError) as error:
+            raise ValueError(f"{path}, line {number}: not an answer ({error!r})") from error
+        records.append(record)
     return records

@@ -7,9 +7,40 @@ from pathlib import Path
 
 from eagle.files import replacing
 from eagle.model.acceptance import Context
+from eagle.model.cycle import Slot
 from rheo import FILL, KIND_NAMES, LEAD, SAMPLED
 
 BINS = 10  # of the proxy, each a tenth wide
+
+# Of the slots of one kind with a proxy in one bin, whose parents verification visited: [their number, their sum of proxies, acceptances].
+Cell = list[float]
+# By slot kind (rheo.KIND_NAMES): (mean proxy, share accepted, number) of each bin that holds slots.
+Curves = dict[str, list[tuple[float, float, float]]]
+
+
+def bin_of(proxy: float) -> int:
+    """The tenth that a proxy lies in."""
+    return min(int(proxy * BINS), BINS - 1)
+
+
+def tally(cycles: Iterable[list[list[Slot]]]) -> dict[str, list[Cell]]:
+    """The cells of each kind by bin, from the visited families of some cycles."""
+    cells = {kind: [[0, 0.0, 0] for _ in range(BINS)] for kind in KIND_NAMES}
+    for families in cycles:
+        for slot in (slot for family in families for slot in family):
+            cell = cells[slot.kind][bin_of(slot.proxy)]
+            for i, value in enumerate((1, slot.proxy, int(slot.accepted))):
+                cell[i] += value
+    return cells
+
+
+def curves(tallies: list[dict[str, list[Cell]]]) -> Curves:
+    """Many tallies as one."""
+    found: Curves = {}
+    for kind in KIND_NAMES:
+        summed = [[sum(cell[i] for cell in cells) for i in range(3)] for cells in zip(*(cells[kind] for cells in tallies))]
+        found[kind] = [(proxies / number, accepted / number, number) for number, proxies, accepted in summed if number]
+    return found
 
 
 @dataclass
@@ -48,7 +79,7 @@ class Calibration:
             proxy = score / nodes[parent][4]
             self.visits[level] += reach[node]
             self.accepted[kind, level] += reach[node]
-            cell = self.tried[kind, level, min(int(proxy * BINS), BINS - 1)]
+            cell = self.tried[kind, level, bin_of(proxy)]
             for i, value in enumerate((reach[parent], reach[parent] * proxy, reach[node])):
                 cell[i] += value
 
@@ -62,15 +93,12 @@ class Calibration:
         """Probability that a cycle accepts a token at level 1, 2, ..."""
         return [self.visits[level] / self.contexts for level in range(1, max(self.visits) + 1)]
 
-    def curve(self, kind: int) -> list[tuple[float, float, float]]:
-        """(mean proxy, share accepted, parents visited) by bin of the proxy."""
-        points = []
-        for place in range(BINS):
-            cells = [cell for (k, _, b), cell in self.tried.items() if (k, b) == (kind, place)]
-            weight, proxies, accepted = (sum(cell[i] for cell in cells) for i in range(3))
-            if weight:
-                points.append((proxies / weight, accepted / weight, weight))
-        return points
+    def curves(self) -> Curves:
+        """Proxies against what was accepted, over all levels."""
+        by_level = {level: {kind: [[0.0] * 3 for _ in range(BINS)] for kind in KIND_NAMES} for _, level, _ in self.tried}
+        for (kind, level, place), cell in self.tried.items():
+            by_level[level][KIND_NAMES[kind]][place] = cell
+        return curves(list(by_level.values()))
 
     def to_json(self) -> dict:
         """What the plot and the table show."""
@@ -79,7 +107,7 @@ class Calibration:
             "accepted_by_kind": self.by_kind(),
             "accepted_by_level": self.by_level(),
             "sampled_slot_survives": self.survived / self.pools if self.pools else None,
-            "calibration": {KIND_NAMES[kind]: self.curve(kind) for kind in (LEAD, SAMPLED, FILL)},
+            "calibration": self.curves(),
         }
 
 
@@ -97,27 +125,32 @@ def render(calibrations: dict[str, Calibration]) -> str:
     return "\n".join(lines)
 
 
-def draw(calibrations: dict[str, Calibration], pictures: Iterable[Path]) -> None:
+def draw(found: dict[str, Curves], pictures: Iterable[Path]) -> None:
     """Share accepted against the proxy, one panel an arm; a slot on the diagonal is worth what its proxy says."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, len(calibrations), figsize=(3.8 * len(calibrations), 3.8), layout="constrained", squeeze=False)
-    for axis, (name, calibration) in zip(axes[0], calibrations.items()):
+    columns = min(len(found), 4)
+    rows = -(-len(found) // columns)
+    figure, axes = pyplot.subplots(rows, columns, figsize=(3.6 * columns, 3.6 * rows), layout="constrained", squeeze=False)
+    for axis in axes.flat[len(found) :]:
+        axis.set_visible(False)
+    for axis, (name, by_kind) in zip(axes.flat, found.items()):
         axis.plot([0, 1], [0, 1], color="gray", linestyle="--", linewidth=1)
-        for kind, marker in ((LEAD, "o"), (SAMPLED, "s"), (FILL, "^")):
-            points = calibration.curve(kind)
+        for (kind, points), marker in zip(by_kind.items(), "os^"):
             if points:
-                axis.plot([p[0] for p in points], [p[1] for p in points], marker=marker, label=KIND_NAMES[kind])
+                axis.plot([p[0] for p in points], [p[1] for p in points], marker=marker, label=kind)
         axis.set_title(name)
         axis.set_xlabel("proxy")
         axis.set_xlim(0, 1)
         axis.set_ylim(0, 1)
         axis.grid(alpha=0.3)
-        axis.legend()
-    axes[0][0].set_ylabel("share accepted where its parent is visited")
+        if any(by_kind.values()):
+            axis.legend(loc="upper left")
+    for row in axes:
+        row[0].set_ylabel("share accepted where its parent is visited")
     for picture in pictures:
         with replacing(picture) as scratch:
             figure.savefig(scratch, dpi=160)

@@ -5,22 +5,22 @@ RheoSampling with m = 1 along the target's own answers.
 """
 
 import argparse
+from collections import defaultdict
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from eagle.files import replace_text
 from eagle.model.acceptance import contexts
 from eagle.model.ea_model import EaModel
 from eagle.program import one_line_errors
 from evaluation import flags
 from evaluation.acceptance import continuation
-from evaluation.grids import EXPERIMENTS
+from evaluation.grids import BENCH_LABELS, EXPERIMENTS
 from evaluation.prompts import check_template
-from evaluation.questions import load_questions, question_file
+from evaluation.questions import Question, load_questions, question_file
 from evaluation.statistics import Statistic
-from evaluation.tables import show
+from evaluation.tables import show, write_table
 
 SUPPORTS = (128, 256, 512, 1024)
 PAPER = {128: 0.910, 256: 0.918, 512: 0.922, 1024: 0.941}  # Llama-3.1-8B-Instruct on MT-bench
@@ -32,50 +32,66 @@ def mass(logits: Tensor, support: int) -> Tensor:
     return (logits.topk(min(support, logits.shape[-1])).values.logsumexp(-1) - logits.logsumexp(-1)).exp()
 
 
-def run(args: argparse.Namespace) -> None:
-    """Measure, print and write the table."""
-    pair, tree = flags.pair(args), EXPERIMENTS["table5"].tree
-    questions = load_questions(question_file(args.bench_name), None, args.limit)
-    model = EaModel.from_pretrained(pair.base_model_path, pair.ea_model_path, *tree, dtype=pair.dtype)
-    check_template(pair.template, model.tokenizer)
-    options = model.options(temperature=1.0, sampling="rheo", m=1, seed=args.seed)
-    sums: dict[int, dict] = {support: {} for support in SUPPORTS}
-    counts: dict = {}
-    for question in tqdm(questions, unit="question"):
-        text, start = continuation(model, question, pair.template, {"temperature": 1.0}, args.max_new_token, args.seed)
-        places = list(range(start, text.numel() - 1, args.every))
+def measure(model: EaModel, questions: list[Question], template: str, tokens: int, seeds: int, every: int) -> tuple[dict, dict[int, dict]]:
+    """By question: the nodes met, and by support the sum of its mass over them."""
+    counts: dict = defaultdict(int)
+    sums: dict[int, dict] = {support: defaultdict(float) for support in SUPPORTS}
+    for question, seed in tqdm([(question, seed) for question in questions for seed in range(seeds)], unit="answer"):
+        text, start = continuation(model, question, template, {"temperature": 1.0}, tokens, seed)
+        places = list(range(start, text.numel() - 1, every))
         met: list[Tensor] = []
         if not places:
             continue
+        options = model.options(temperature=1.0, sampling="rheo", m=1, seed=seed)
         for _ in contexts(model.target, model.draft, text, places, [options], lambda arm, logits: met.append(logits)):
             pass
         logits = torch.cat(met)
-        counts[question.question_id] = len(logits)
+        counts[question.question_id] += len(logits)
         for support in SUPPORTS:
-            sums[support][question.question_id] = mass(logits, support).sum().item()
-    if not counts:
-        raise ValueError(f"no answer of {len(questions)} questions has two tokens")
-    lines = ["| support | coverage of q | paper, L31-8B on MT-bench |", "| --- | --- | --- |"]
-    for support in SUPPORTS:
-        estimate = Statistic.ratio(sums[support], counts).estimate()
-        lines.append(f"| {support} | {show(estimate, digits=3)} | {PAPER[support]:.3f} |")
-    setting = f"{pair.label}, {len(counts)} questions of {args.bench_name}, {sum(counts.values()):,} nodes, T = 1"
-    text = "\n".join(lines) + f"\n\n{setting}; ± half of the 95 % interval, clustered by question.\n"
-    print(text)
-    replace_text(args.results / "table5" / flags.pair_folder(args) / "coverage.md", text)
+            sums[support][question.question_id] += mass(logits, support).sum().item()
+    return counts, sums
+
+
+def run(args: argparse.Namespace) -> None:
+    """Measure, print and write the table."""
+    flags.check_study(args)
+    if args.every < 1:
+        raise ValueError(f"--every is {args.every}; it must be at least 1")
+    pair, experiment = flags.pair(args), EXPERIMENTS["table5"]
+    questions = {bench: load_questions(question_file(bench), None, args.limit) for bench in args.bench_name or experiment.benches}
+    model = EaModel.from_pretrained(pair.base_model_path, pair.ea_model_path, *experiment.tree, dtype=pair.dtype)
+    check_template(pair.template, model.tokenizer)
+    table = []
+    for bench, of_bench in questions.items():
+        counts, sums = measure(model, of_bench, pair.template, args.max_new_token, args.seeds or experiment.seeds, args.every)
+        if not counts:
+            raise ValueError(f"no answer to {bench} has two tokens; raise --max-new-token")
+        for support in SUPPORTS:
+            estimate = Statistic.ratio(sums[support], counts).estimate()
+            paper = PAPER[support] if bench == "mt_bench" else None
+            table.append({"bench": bench, "support": support, "nodes": sum(counts.values()), "coverage": estimate, "paper": paper})
+    lines = ["# Table 5: mass of q on the support", "", "| bench | support | nodes | coverage of q | paper, L31-8B |", "| --- " * 5 + "|"]
+    for row in table:
+        paper = "" if row["paper"] is None else f"{row['paper']:.3f}"
+        coverage = show(row["coverage"], digits=3)
+        lines.append(f"| {BENCH_LABELS[row['bench']]} | {row['support']} | {row['nodes']:,} | {coverage} | {paper} |")
+    text = "\n".join(lines) + "\n\nT = 1; ± half of the 95 % interval, clustered by question.\n"
+    settings = flags.study_settings(args, model) | {"every": args.every}
+    write_table(flags.study_folder(args, "table5") / "coverage", text, table, settings)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m evaluation.coverage", allow_abbrev=False, description=__doc__.split("\n")[0],
+                                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)  # fmt: skip
+    flags.add_study(parser, 1024, "mt_bench", "1")
+    parser.add_argument("--every", type=int, default=12, help="tokens between two trees")
+    return parser
 
 
 def main(argv: list[str] | None = None) -> None:
     """Entry point; bad input ends with one line, not a traceback."""
-    parser = argparse.ArgumentParser(prog="python -m evaluation.coverage", description=__doc__.split("\n")[0],
-                                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)  # fmt: skip
-    flags.add_study(parser, 96)
-    parser.add_argument("--every", type=int, default=12, help="tokens between two trees")
-    args = parser.parse_args(argv)
     with one_line_errors():
-        if args.every < 1:
-            raise ValueError(f"--every is {args.every}; it must be at least 1")
-        run(args)
+        run(build_parser().parse_args(argv))
 
 
 if __name__ == "__main__":

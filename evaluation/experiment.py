@@ -20,10 +20,10 @@ from eagle.model.ea_model import EaModel
 from eagle.program import one_line_errors
 from evaluation import flags
 from evaluation.answers import Request, answer, answer_turn, append, resume, run_block
-from evaluation.grids import BENCHES, EXPERIMENTS, Cell, Pair, settings_folder
+from evaluation.grids import EXPERIMENTS, Cell, Pair
 from evaluation.prompts import check_template
 from evaluation.questions import Question, load_questions, question_file
-from evaluation.tables import write
+from evaluation.tables import Results, write
 
 
 class Runner:
@@ -55,18 +55,21 @@ class Runner:
         """Answer what is not answered yet; returns how many answers were made."""
         k, n = self.part
         jobs, done = [], {}
+        more = {"base_model_path": self.pair.base_model_path, "ea_model_path": self.pair.ea_model_path}
+        more["warm_up"] = f"{self.warm_up_tokens} tokens of every way to decode"
         for cell in cells:
             request = self.request(cell)
-            run = run_block(self.model, request, {"base_model_path": self.pair.base_model_path, "ea_model_path": self.pair.ea_model_path})
+            run = run_block(self.model, request, more)
             for path in cell.folder(self.folder).glob("*.jsonl"):
-                done.setdefault(cell, set()).update(record["question_id"] for record in resume(path, request, run))
+                records = resume(path, request, run, own=path.name == self.file_name)
+                done.setdefault(cell, set()).update(record["question_id"] for record in records)
             jobs.append((cell, request, run))
         pending = []
         for bench, of_bench in questions.items():
             for number, question in enumerate(of_bench):
                 if number % n == k:
                     here = [job for job in jobs if job[0].bench == bench and question.question_id not in done.get(job[0], ())]
-                    turn = number % max(len(here), 1)
+                    turn = number // n % max(len(here), 1)
                     pending += [(question, job) for job in here[turn:] + here[:turn]]
         if not pending:
             return 0
@@ -75,19 +78,26 @@ class Runner:
             for question, (cell, request, run) in bar:
                 place = cell.folder(self.folder)
                 bar.set_postfix_str(f"{cell.bench} {place.name}")
-                append(place / f"{k + 1}-of-{n}.jsonl", answer(self.model, request, question, run))
+                append(place / self.file_name, answer(self.model, request, question, run))
         return len(pending)
 
+    @property
+    def file_name(self) -> str:
+        """This part's file in every cell."""
+        return f"{self.part[0] + 1}-of-{self.part[1]}.jsonl"
+
+    @property
+    def warm_up_tokens(self) -> int:
+        """With CUDA graphs as many as an answer may have, so that no capture is measured."""
+        return 8 if self.model.graphs is None else self.max_new_token
+
     def warm_up(self, pending: list[tuple[Question, tuple[Cell, Request, dict]]]) -> None:
-        """A few tokens that are thrown away; with CUDA graphs a whole answer of every arm, so that no capture is measured."""
+        """The beginning of an answer in every way to decode, thrown away."""
         first: dict = {}
         for question, (_, request, _) in pending:
-            first.setdefault(replace(request.options, seed=0), (question, request))
-        chosen, tokens = list(first.values()), self.max_new_token
-        if self.model.graphs is None:
-            chosen, tokens = chosen[:1], 8
-        for question, request in chosen:
-            answer_turn(self.model, replace(request, options=replace(request.options, max_new_tokens=tokens)), [question.turns[0]], [], seed=0)
+            first.setdefault(replace(request.options, seed=0, max_new_tokens=self.warm_up_tokens), (question, request))
+        for options, (question, request) in first.items():
+            answer_turn(self.model, replace(request, options=options), [question.turns[0]], [], seed=0)
 
 
 def processes() -> PartialState:
@@ -96,55 +106,44 @@ def processes() -> PartialState:
 
 
 def parse_part(text: str | None) -> tuple[int, int]:
-    """``K/N`` counted from 1; by default what ``accelerate launch`` says, else 1/1."""
-    if text is None:
-        state = processes()
-        return state.process_index, state.num_processes
-    k, slash, n = text.partition("/")
+    """This process's part of the questions: of those of ``K/N`` (counted from 1; by default 1/1) what ``accelerate launch`` gives it."""
+    k, slash, n = ("1/1" if text is None else text).partition("/")
     if not (slash and k.isdecimal() and n.isdecimal() and 1 <= int(k) <= int(n)):
         raise ValueError(f"--part is {text!r}; write K/N with 1 <= K <= N")
-    return int(k) - 1, int(n)
+    state = processes()
+    return (int(k) - 1) * state.num_processes + state.process_index, int(n) * state.num_processes
 
 
 def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m evaluation.experiment", description="Run one of the paper's experiments.",
+        prog="python -m evaluation.experiment", description="Run one of the paper's experiments.", allow_abbrev=False,
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )  # fmt: skip
-    add = parser.add_argument
-    add("name", choices=EXPERIMENTS)
-    flags.add_pair(parser)
-    add("--bench-name", nargs="+", choices=BENCHES, help="default: those of the paper")
-    add("--limit", type=int, help="questions of each set; default: all 80")
-    add("--max-new-token", type=int, default=1024)
-    add("--seeds", type=int, help="seeds 0 to N-1; default: those of the experiment")
-    add("--results", type=Path, default=Path("results"))
-    add("--part", help="K/N: this machine takes every N-th question, from the K-th on; default: from accelerate launch")
+    parser.add_argument("name", choices=EXPERIMENTS)
+    flags.add_study(parser, 1024, "those of the paper", "those of the experiment")
+    parser.add_argument("--part", help="K/N: this machine takes every N-th question, from the K-th on")
     return parser
 
 
 def run(args: argparse.Namespace) -> None:
     """Set up, echo, answer."""
+    flags.check_study(args)
     experiment = EXPERIMENTS[args.name]
-    if args.limit is not None and args.limit < 1:
-        raise ValueError(f"--limit is {args.limit}; it must be at least 1")
-    benches = tuple(args.bench_name or experiment.benches)
+    benches, seeds = tuple(args.bench_name or experiment.benches), range(args.seeds or experiment.seeds)
     questions = {bench: load_questions(question_file(bench), None, args.limit) for bench in benches}
-    cells = experiment.cells(benches, range(experiment.seeds if args.seeds is None else args.seeds))
-    if not cells:
-        raise ValueError(f"--seeds is {args.seeds}; it must be at least 1")
-    part = parse_part(args.part)
-    folder = settings_folder(args.results, args.name, flags.pair_folder(args), args.max_new_token)
+    cells = experiment.cells(benches, seeds)
+    part, folder = parse_part(args.part), flags.study_folder(args, args.name)
     total = sum(len(questions[cell.bench]) for cell in cells)
     print(f"{experiment.title}\n{len(cells)} cells, {total} answers, part {part[0] + 1} of {part[1]} -> {folder}", flush=True)
     start = time.perf_counter()
     made = Runner(args.name, flags.pair(args), folder, args.max_new_token, part).run(cells, questions)
     print(f"{made} answers made in {time.perf_counter() - start:.0f} s, the others were there", flush=True)
     if part == (0, 1):
-        write(args.name, args.pair, folder, folder)
-    else:
-        dtype = "" if args.dtype is None else f" --dtype {args.dtype}"
-        print(f"when all parts are done: python -m evaluation.tables {args.name} --pair {args.pair}{dtype} --max-new-token {args.max_new_token}")
+        write(Results(args.name, args.pair, folder, benches, seeds), folder)
+    elif processes().is_main_process:
+        options = f"--pair {args.pair}" + ("" if args.dtype is None else f" --dtype {args.dtype}")
+        options += f" --max-new-token {args.max_new_token} --results {args.results}"
+        print(f"when all parts are done: python -m evaluation.tables {args.name} {options}")
 
 
 def main(argv: list[str] | None = None) -> None:

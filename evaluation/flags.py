@@ -5,8 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from eagle.model.decoding import SAMPLINGS
+from eagle.model.ea_model import EaModel
 from eagle.model.target import DTYPE_HELP
-from evaluation.grids import PAIRS, Pair
+from evaluation.answers import commit, device_name
+from evaluation.grids import BENCHES, PAIRS, Pair
 from evaluation.prompts import TEMPLATES
 from rheo import VERIFICATIONS, parse_m
 
@@ -74,14 +76,39 @@ def pair(args: argparse.Namespace) -> Pair:
 
 def pair_folder(args: argparse.Namespace) -> str:
     """The pair's part of the path of results: its name, and the dtype where that is not the pair's own."""
-    return args.pair if args.dtype is None else f"{args.pair}-{args.dtype}"
+    return args.pair if args.dtype in (None, PAIRS[args.pair].dtype) else f"{args.pair}-{args.dtype}"
 
 
-def add_study(parser: argparse.ArgumentParser, max_new_token: int) -> None:
-    """What a study of one of the paper's pairs along answers of its target needs."""
+def add_study(parser: argparse.ArgumentParser, max_new_token: int, benches: str, seeds: str) -> None:
+    """What every experiment on one of the paper's pairs takes, and what says where its results lie (see ``study_folder``).
+
+    Args:
+        benches, seeds: what is taken where they are not given, for the help.
+    """
     add_pair(parser)
-    parser.add_argument("--bench-name", default="mt_bench")
-    parser.add_argument("--limit", type=int, help="questions; default: all")
+    parser.add_argument("--bench-name", nargs="+", choices=BENCHES, help=f"default: {benches}")
+    parser.add_argument("--limit", type=int, help="questions of each set; default: all 80")
     parser.add_argument("--max-new-token", type=int, default=max_new_token, help="tokens of each answer")
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seeds", type=int, help=f"seeds 0 to N-1; default: {seeds}")
     parser.add_argument("--results", type=Path, default=Path("results"))
+
+
+def check_study(args: argparse.Namespace) -> None:
+    """Raise a ValueError for a number that leaves nothing to do."""
+    for name in ("limit", "seeds"):
+        value = getattr(args, name)
+        if value is not None and value < 1:
+            raise ValueError(f"--{name} is {value}; it must be at least 1")
+
+
+def study_folder(args: argparse.Namespace, name: str) -> Path:
+    """Where the answers and tables of an experiment lie; what changes all of them is in the path."""
+    return args.results / name / pair_folder(args) / f"cap{args.max_new_token}"
+
+
+def study_settings(args: argparse.Namespace, model: EaModel) -> dict:
+    """What made a table along answers of the target, for the table to carry."""
+    given = {"pair": args.pair, "limit": args.limit or "all", "max_new_token": args.max_new_token, "seeds": args.seeds or 1}
+    tree = {name: model.tree_defaults[name] for name in ("total_token", "depth", "top_k")}
+    dtype = str(model.target.dtype).removeprefix("torch.")
+    return given | tree | {"dtype": dtype, "head": model.draft.fingerprint(), "device": device_name(model.target.device), "commit": commit()}

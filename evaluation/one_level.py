@@ -5,29 +5,28 @@ is accepted stands beside what the closed forms give for the same p and q (``rhe
 """
 
 import argparse
-import json
+from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import asdict
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from eagle.files import replace_text
 from eagle.model.acceptance import paired_logits
 from eagle.model.ea_model import EaModel
 from eagle.model.law import TargetLaw
 from eagle.program import one_line_errors
 from evaluation import flags
 from evaluation.acceptance import continuation
-from evaluation.answers import commit, turn_seed
-from evaluation.grids import EXPERIMENTS, Arm
+from evaluation.answers import turn_seed
+from evaluation.grids import BENCH_LABELS, ONE_LEVEL, Arm
 from evaluation.prompts import check_template
 from evaluation.questions import Question, load_questions, question_file
 from evaluation.statistics import Statistic
-from evaluation.tables import show
+from evaluation.tables import show, write_table
 from rheo import Draws, TreeOptions, build_tree, theory, verify
 
+# On MT-bench; the paper does not say with which model.
 PAPER = {"topk": 0.800, "rheo-m1-rrsw": 0.835, "rheo-m1": 0.854}
 
 
@@ -46,14 +45,17 @@ def predicted(p: Tensor, draft_logits: Tensor, target_ids: Tensor | None, arm: A
     return theory.rheo_acceptance(p, q, q_tail, n)
 
 
-def measure(model: EaModel, questions: list[Question], template: str, temperature: float, tokens: int, seed: int) -> Iterator[dict]:
-    """Per question and arm: contexts, acceptances counted, and the sum of those predicted."""
+def measure(
+    model: EaModel, questions: dict[str, list[Question]], template: str, temperature: float, tokens: int, seeds: int
+) -> Iterator[dict]:
+    """Per bench, question, seed and arm: contexts, acceptances counted, and the sum of those predicted."""
     arms = {
         arm: model.options(temperature=temperature, sampling=arm.sampling, m=arm.m, verification=arm.verification)
-        for arm in EXPERIMENTS["table4"].arms
+        for arm in ONE_LEVEL.arms
     }
     target_ids = model.draft.target_ids()
-    for question in tqdm(questions, unit="question"):
+    work = [(bench, question, seed) for bench, of_bench in questions.items() for question in of_bench for seed in range(seeds)]
+    for bench, question, seed in tqdm(work, unit="answer"):
         text, start = continuation(model, question, template, {"temperature": temperature}, tokens, seed)
         if text.numel() - start < 2:
             continue
@@ -69,7 +71,8 @@ def measure(model: EaModel, questions: list[Question], template: str, temperatur
                 tree = build_tree(root, logits, no_expansion, options.tree, draws, target_ids)
                 accepted += verify(tree, lambda node, p=p: p, draws, options.verification or "rheo").count.item() - 1
             expected = predicted(laws.double(), draft_logits, target_ids, arm, options.tree).sum().item()
-            yield {"question_id": question.question_id, "arm": arm.name, "contexts": len(laws), "accepted": accepted, "predicted": expected}
+            place = {"bench": bench, "question_id": question.question_id, "seed": seed, "arm": arm.name}
+            yield {**place, "contexts": len(laws), "accepted": accepted, "predicted": expected}
 
 
 def no_expansion(*_):
@@ -77,50 +80,56 @@ def no_expansion(*_):
 
 
 def summarise(rows: list[dict]) -> list[dict]:
-    """Per arm: acceptance counted, predicted, and their paired difference."""
+    """Per bench and arm: acceptance counted, predicted, and their paired difference."""
     table = []
-    for arm in dict.fromkeys(row["arm"] for row in rows):
-        here = {row["question_id"]: row for row in rows if row["arm"] == arm}
-        counts = {k: row["contexts"] for k, row in here.items()}
-        counted, expected = (Statistic.ratio({k: row[name] for k, row in here.items()}, counts) for name in ("accepted", "predicted"))
+    for bench, arm in dict.fromkeys((row["bench"], row["arm"]) for row in rows):
+        sums: dict[str, dict] = {name: defaultdict(float) for name in ("contexts", "accepted", "predicted")}
+        for row in rows:
+            if (row["bench"], row["arm"]) == (bench, arm):
+                for name, by_question in sums.items():
+                    by_question[row["question_id"]] += row[name]
+        counted, expected = (Statistic.ratio(sums[name], sums["contexts"]) for name in ("accepted", "predicted"))
         table.append({
-            "arm": arm, "contexts": sum(counts.values()), "counted": counted.estimate(), "predicted": expected.estimate(),
-            "difference": counted.minus(expected).estimate(), "paper": PAPER[arm],
+            "bench": bench, "arm": arm, "contexts": int(sum(sums["contexts"].values())), "counted": counted.estimate(),
+            "predicted": expected.estimate(), "difference": counted.minus(expected).estimate(), "paper": PAPER[arm] if bench == "mt_bench" else None,
         })  # fmt: skip
     return table
 
 
 def run(args: argparse.Namespace) -> None:
     """Measure, print the table, write the rows."""
-    pair, tree = flags.pair(args), EXPERIMENTS["table4"].tree
-    questions = load_questions(question_file(args.bench_name), None, args.limit)
-    model = EaModel.from_pretrained(pair.base_model_path, pair.ea_model_path, *tree, dtype=pair.dtype)
+    flags.check_study(args)
+    pair = flags.pair(args)
+    questions = {bench: load_questions(question_file(bench), None, args.limit) for bench in args.bench_name or ONE_LEVEL.benches}
+    model = EaModel.from_pretrained(pair.base_model_path, pair.ea_model_path, *ONE_LEVEL.tree, dtype=pair.dtype)
     check_template(pair.template, model.tokenizer)
-    rows = list(measure(model, questions, pair.template, args.temperature, args.max_new_token, args.seed))
+    rows = list(measure(model, questions, pair.template, args.temperature, args.max_new_token, args.seeds or ONE_LEVEL.seeds))
     if not rows:
-        raise ValueError(f"no answer of {len(questions)} questions has two tokens")
+        raise ValueError("no answer has two tokens; raise --max-new-token")
     table = summarise(rows)
-    lines = ["| arm | contexts | accepted | closed form | difference | paper |", "| --- " * 6 + "|"]
+    lines = [f"# {ONE_LEVEL.title}", "", "| bench | arm | contexts | accepted | closed form | difference | paper |", "| --- " * 7 + "|"]
     for row in table:
         values = " | ".join(show(row[name], name == "difference", 3) for name in ("counted", "predicted", "difference"))
-        lines.append(f"| {row['arm']} | {row['contexts']} | {values} | {row['paper']:.3f} |")
-    setting = f"{pair.label}, {len(questions)} questions of {args.bench_name}, T = {args.temperature:g}"
-    text = "\n".join(lines) + f"\n\n{setting}; ± half of the 95 % interval, clustered by question.\n"
-    print(text)
-    output = args.results / "table4" / flags.pair_folder(args)
-    replace_text(output / "one_level.md", text)
-    settings = {k: str(v) for k, v in vars(args).items()} | {"commit": commit()}
-    replace_text(output / "one_level.json", json.dumps({"settings": settings, "table": table, "rows": rows}, default=asdict) + "\n")
+        paper = "" if row["paper"] is None else f"{row['paper']:.3f}"
+        lines.append(f"| {BENCH_LABELS[row['bench']]} | {row['arm']} | {row['contexts']} | {values} | {paper} |")
+    text = "\n".join(lines) + "\n\n± half of the 95 % interval, clustered by question.\n"
+    settings = flags.study_settings(args, model) | {"temperature": args.temperature}
+    name = "table4" if args.temperature == 1 else f"table4-T{args.temperature:g}"
+    write_table(flags.study_folder(args, "table4") / name, text, table, settings, answers=rows)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m evaluation.one_level", allow_abbrev=False, description=__doc__.split("\n")[0],
+                                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)  # fmt: skip
+    flags.add_study(parser, 128, "mt_bench", "1")
+    parser.add_argument("--temperature", type=float, default=1.0)
+    return parser
 
 
 def main(argv: list[str] | None = None) -> None:
     """Entry point; bad input ends with one line, not a traceback."""
-    parser = argparse.ArgumentParser(prog="python -m evaluation.one_level", description=__doc__.split("\n")[0],
-                                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)  # fmt: skip
-    flags.add_study(parser, 128)
-    parser.add_argument("--temperature", type=float, default=1.0)
     with one_line_errors():
-        run(parser.parse_args(argv))
+        run(build_parser().parse_args(argv))
 
 
 if __name__ == "__main__":

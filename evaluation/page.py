@@ -7,7 +7,6 @@ from pathlib import Path
 import markdown2
 
 from eagle.files import replace_text
-from evaluation.answers import read_answers
 
 STYLE = """
 :root { color-scheme: light dark; }
@@ -30,29 +29,20 @@ def tables_as_html(text: str) -> str:
     return body
 
 
-def settings_of(folder: Path) -> list[dict]:
-    """The different run blocks of the answers below a folder, without what differs from cell to cell."""
-    varying = {"bench_name", "sampling", "m", "support", "verification", "normaliser", "temperature", "seed"}
-    blocks = {}
-    for file in sorted(folder.glob("*/*/*.jsonl")):
-        for record in read_answers([file])[:1]:
-            block = {k: v for k, v in (record.get("run") or {}).items() if k not in varying}
-            blocks[json.dumps(block, sort_keys=True)] = block
-    return list(blocks.values())
-
-
 def section(table: Path, results: Path) -> tuple[str, str]:
-    """(anchor, HTML) of one table with its figure and its settings."""
+    """(anchor, HTML) of one table with its figures and its settings."""
     anchor = "-".join(table.relative_to(results).with_suffix("").parts)
+    place = ", ".join(table.relative_to(results).parent.parts[1:])
     parts = [f'<section id="{html.escape(anchor)}">', tables_as_html(table.read_text(encoding="utf-8"))]
-    picture = table.with_suffix(".svg")
-    if picture.exists():
-        drawing = picture.read_text(encoding="utf-8")
-        parts.append(f"<figure>{drawing[drawing.index('<svg') :]}</figure>")
-    blocks = settings_of(table.parent)
-    if blocks:
-        shown = html.escape("\n".join(json.dumps(block, indent=1) for block in blocks))
-        parts.append(f"<details><summary>Settings of the runs</summary><pre>{shown}</pre></details>")
+    parts.insert(2, f"<p>{html.escape(place)}</p>")
+    for picture in (table.with_suffix(".svg"), table.with_name(f"{table.stem}-calibration.svg")):
+        if picture.exists():
+            drawing = picture.read_text(encoding="utf-8")
+            parts.append(f"<figure>{drawing[drawing.index('<svg') :]}</figure>")
+    made = table.with_suffix(".json")
+    settings = json.loads(made.read_text(encoding="utf-8")).get("settings") if made.exists() else None
+    if settings:
+        parts.append(f"<details><summary>Settings</summary><pre>{html.escape(json.dumps(settings, indent=1))}</pre></details>")
     return anchor, "\n".join([*parts, "</section>"])
 
 

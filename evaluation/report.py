@@ -19,7 +19,7 @@ from evaluation.statistics import Estimate, ratio, ratio_of_ratios
 
 # Settings that a run shares with its baseline, and those that tell its arm from others on the same baseline.
 SHARED_KEYS = ("base_model_path", "template", "num_choices", "temperature", "filters", "max_new_token", "dtype", "device", "threads")
-ARM_KEYS = ("sampling", "m", "support", "verification", "normaliser", "total_token", "depth", "top_k", "ea_model_path", *SHARED_KEYS)
+ARM_KEYS = ("sampling", "m", "support", "verification", "normaliser", "total_token", "depth", "top_k", "ea_model_path", "head", *SHARED_KEYS)
 
 
 def arm_of(record: dict) -> tuple[str, str]:
@@ -29,7 +29,7 @@ def arm_of(record: dict) -> tuple[str, str]:
 
 
 def label_of(arm: str) -> str:
-    """A short name of an arm."""
+    """A short name of an arm: how it drafts and verifies."""
     run = json.loads(arm)
     sampling = run.get("sampling")
     if sampling is None:
@@ -41,12 +41,25 @@ def label_of(arm: str) -> str:
         return "topk" + tree
     extra = "" if run["verification"] == "rheo" else f" {run['verification']}"
     extra += "" if run["support"] == 128 else f" support {run['support']}"
+    extra += "" if run.get("normaliser", "support") == "support" else f" {run['normaliser']} softmax"
     return f"rheo m={run['m']}{extra}{tree}"
 
 
+def labels(arms: list[str]) -> dict[str, str]:
+    """Names of some arms, each with whatever else tells it from another of the same short name."""
+    found = {}
+    for arm in arms:
+        run, alike = json.loads(arm), [json.loads(other) for other in arms if label_of(other) == label_of(arm)]
+        differing = [k for k in (*ARM_KEYS, "model_id") if any(other.get(k) != run.get(k) for other in alike)]
+        # The name of a model is asked for only where nothing else differs.
+        differing = [k for k in differing if k != "model_id"] or differing
+        found[arm] = label_of(arm) + "".join(f", {k} {run.get(k)}" for k in differing)
+    return found
+
+
 def totals(records: list[dict]) -> dict[str, dict]:
-    """Per quantity, sums by question id: accepted (+1), cycles, tokens, seconds."""
-    sums: dict[str, dict] = {name: defaultdict(float) for name in ("accepted", "cycles", "tokens", "seconds")}
+    """Per quantity, sums by question id: accepted (+1), cycles, tokens, seconds, seconds of drafting."""
+    sums: dict[str, dict] = {name: defaultdict(float) for name in ("accepted", "cycles", "tokens", "seconds", "drafting")}
     for record in records:
         question = record["question_id"]
         for choice in record["choices"]:
@@ -56,6 +69,7 @@ def totals(records: list[dict]) -> dict[str, dict]:
                 ("cycles", len(lengths)),
                 ("tokens", sum(choice["new_tokens"])),
                 ("seconds", sum(choice["wall_time"])),
+                ("drafting", sum(turn.get("draft", 0.0) for turn in choice.get("seconds", ()))),
             ):
                 sums[name][question] += value
     return sums
@@ -117,7 +131,7 @@ def build_report(files: list[Path], baseline: list[Path]) -> list[dict]:
     """
     arms, base = by_arm(files), by_arm(baseline)
 
-    rows = []
+    rows, names = [], labels(list(dict.fromkeys(arm for _, arm in arms)))
     for (bench, arm), records in arms.items():
         run = totals(records)
         speedup = None
@@ -129,7 +143,7 @@ def build_report(files: list[Path], baseline: list[Path]) -> list[dict]:
             speedup = ratio_of_ratios(run["tokens"], run["seconds"], plain["tokens"], plain["seconds"])
         rows.append({
             "bench": bench,
-            "arm": label_of(arm),
+            "arm": names[arm],
             "settings": json.loads(arm),
             "seeds": sorted({(r.get("run") or {}).get("seed", 0) for r in records}),
             "cycles": int(sum(run["cycles"].values())),

@@ -40,10 +40,15 @@ class Statistic:
         return cls(value, {k: (numerators[k] - value * x) / total for k, x in denominators.items()})
 
     @classmethod
-    def mean(cls, parts: dict) -> "Statistic":
-        """The unweighted mean of several statistics, by name, whose questions have nothing to do with each other."""
+    def mean(cls, parts: dict) -> "Statistic | None":
+        """The unweighted mean of several statistics, by name, whose questions have nothing to do with each other; None where one is None."""
+        if None in parts.values():
+            return None
         influence = {(name, k): u / len(parts) for name, part in parts.items() for k, u in part.influence.items()}
         return cls(sum(part.value for part in parts.values()) / len(parts), influence)
+
+    def times(self, factor: float) -> "Statistic":
+        return Statistic(self.value * factor, {k: u * factor for k, u in self.influence.items()})
 
     def minus(self, other: "Statistic") -> "Statistic":
         """The difference to ``other`` on the same questions."""

@@ -9,20 +9,22 @@ import csv
 import io
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from eagle.files import replace_text, replacing
 from eagle.program import one_line_errors
-from evaluation import flags
-from evaluation.answers import read_answers
-from evaluation.grids import BENCH_LABELS, EXPERIMENTS, PAIRS, PAPER, Arm, Experiment, settings_folder
-from evaluation.report import phase_seconds, totals
+from evaluation import calibration, flags
+from evaluation.answers import CIRCUMSTANCES, read_answers
+from evaluation.grids import BENCH_LABELS, BENCHES, EXPERIMENTS, PAIRS, PAPER, PAPER_DRAFT_MS, Arm, Experiment
+from evaluation.report import totals
 from evaluation.statistics import Estimate, Statistic
 from rheo import KIND_NAMES
 
 MEAN = "mean"
+# What differs from cell to cell; all else in the run blocks of an experiment is the same (plain decoding lacks some of it).
+OF_A_CELL = ("bench_name", "sampling", "m", "support", "verification", "normaliser", "temperature", "seed")
 
 
 @dataclass(frozen=True)
@@ -33,10 +35,10 @@ class Row:
         tau: accepted + 1 a cycle; None for plain decoding.
         difference, p_value: tau minus that of the first drafting arm at this temperature, paired by question.
         tokens_per_sec: of the whole request, prefill included; None for the mean of benches.
-        speedup: tokens/s over plain decoding's, where the experiment has it.
+        speedup: tokens/s over plain decoding's, where the experiment has it; the mean over benches is the geometric one.
         draft_ms: drafting a cycle; None where it was not timed.
         paper: the paper's tau.
-        paper_speedup: the paper's speedup, on the mean only.
+        paper_speedup, paper_draft_ms: the paper's, on the mean only.
     """
 
     arm: str
@@ -50,9 +52,10 @@ class Row:
     p_value: float | None
     tokens_per_sec: Estimate | None
     speedup: Estimate | None
-    draft_ms: float | None
+    draft_ms: Estimate | None
     paper: float | None
     paper_speedup: float | None
+    paper_draft_ms: float | None
 
 
 def exponential(statistic: Statistic | None) -> Estimate | None:
@@ -64,31 +67,61 @@ def exponential(statistic: Statistic | None) -> Estimate | None:
 
 
 class Results:
-    """The answers of an experiment, reduced to the questions that all its arms have."""
+    """The answers of an experiment, reduced to the questions that all its arms have.
 
-    def __init__(self, name: str, pair: str, folder: Path):
+    Args:
+        benches, seeds: those that count; None for all that the folder holds.
+
+    Attributes:
+        settings: what all answers share.
+
+    Raises:
+        ValueError: where there are no answers, a question is answered twice in a cell, or answers were made with different settings.
+    """
+
+    def __init__(self, name: str, pair: str, folder: Path, benches: Iterable[str] | None = None, seeds: Iterable[int] | None = None):
         self.name, self.label, self.experiment = name, PAIRS[pair].label, EXPERIMENTS[name]
         found: dict[str, set] = {}
-        for path in folder.glob("*/*"):
+        for path in folder.glob("*/*-seed*"):
             found.setdefault(path.parent.name, set()).add(int(path.name.rpartition("-seed")[2]))
-        if not found:
-            raise ValueError(f"{folder} holds no answers; python -m evaluation.experiment {name} makes them")
-        self.benches = [bench for bench in BENCH_LABELS if bench in found]
+        self.seeds = {b: found.get(b, set()) if seeds is None else set(seeds) for b in BENCH_LABELS if b in (found if benches is None else benches)}
+        self.benches, self.blocks = list(self.seeds), []
         self.records: dict[tuple[str, Arm, float], list[dict]] = {}
-        self.seeds: dict[str, set[int]] = {}
+        if not self.benches:
+            raise ValueError(f"{folder} holds no answers; python -m evaluation.experiment {name} makes them")
         for bench in self.benches:
-            cells = self.experiment.cells((bench,), sorted(found[bench]))
-            answers = {}
-            for cell in cells:  # processes and machines do not show: the order is that of the questions
-                records = read_answers(sorted(cell.folder(folder).glob("*.jsonl")))
-                answers[cell] = {record["question_id"]: record for record in records}
+            answers = {cell: self.read(cell.folder(folder)) for cell in self.experiment.cells((bench,), sorted(self.seeds[bench]))}
             common = set.intersection(*(set(a) for a in answers.values()))
             if not common:
                 raise ValueError(f"no question of {bench} is answered by every arm yet; give python -m evaluation.experiment {name} again")
-            self.seeds[bench] = found[bench]
-            for cell in cells:
-                kept = [answers[cell][question] for question in sorted(common, key=str)]
-                self.records.setdefault((bench, cell.arm, cell.temperature), []).extend(kept)
+            order = [question for question in next(iter(answers.values())) if question in common]
+            for cell in answers:
+                self.records.setdefault((bench, cell.arm, cell.temperature), []).extend(answers[cell][question] for question in order)
+        self.settings = {"experiment": name, "pair": pair} | self.shared()
+
+    def read(self, cell: Path) -> dict:
+        """The records of a cell by question id; which process or machine answered does not show."""
+        answers = {}
+        for path in sorted(cell.glob("*.jsonl")):
+            for record in read_answers([path]):
+                if record["question_id"] in answers:
+                    raise ValueError(f"{path}: question {record['question_id']!r} stands in another file of this folder too")
+                answers[record["question_id"]] = record
+                block = record.get("run") or {}
+                if block not in self.blocks:
+                    self.blocks.append(block)
+        return dict(sorted(answers.items(), key=lambda item: (isinstance(item[0], str), item[0])))
+
+    def shared(self) -> dict:
+        """The settings that all answers share; of what does not decide them (``CIRCUMSTANCES``), all values."""
+        settings: dict = {}
+        for block in self.blocks:
+            for key, value in block.items():
+                if key in CIRCUMSTANCES:
+                    settings[key] = sorted({*settings.get(key, ()), value}, key=str)
+                elif key not in OF_A_CELL and settings.setdefault(key, value) != value:
+                    raise ValueError(f"answers with {key} {settings[key]!r} and {value!r} lie in one folder; they are not comparable")
+        return settings
 
     def drafted(self) -> Iterator[tuple[Arm, float, list[dict]]]:
         """The records of each drafting arm at each temperature, of all benches."""
@@ -99,22 +132,24 @@ class Results:
 
     def rows(self) -> list[Row]:
         """All arms, temperatures and benches, the mean over benches last."""
-        rows = []
+        rows, complete = [], self.benches == list(BENCHES)  # the paper's mean is over all six
         for temperature in self.experiment.temperatures:
             sums = {
                 (bench, arm): totals(self.records[bench, arm, temperature]) for bench in self.benches for arm in self.experiment.arms
             }
             tau = {key: Statistic.ratio(s["accepted"], s["cycles"]) for key, s in sums.items()}
             speed = {key: Statistic.ratio(s["tokens"], s["seconds"]) for key, s in sums.items()}
+            drafting = {key: Statistic.ratio(s["drafting"], s["cycles"]) for key, s in sums.items()}
             first = next(arm for arm in self.experiment.arms if arm.sampling != "none")
             plain = next((arm for arm in self.experiment.arms if arm.sampling == "none"), None)
             for arm in self.experiment.arms:
                 paper = PAPER.get((self.name, self.label, arm.name))
                 for bench in [*self.benches, MEAN]:
                     here = self.benches if bench == MEAN else [bench]
-                    drafting = arm.sampling != "none"
-                    own = Statistic.mean({b: tau[b, arm] for b in here}) if drafting else None
-                    gain = own.minus(Statistic.mean({b: tau[b, first] for b in here})) if drafting and arm != first else None
+                    own = Statistic.mean({b: tau[b, arm] for b in here}) if arm != plain else None
+                    base = Statistic.mean({b: tau[b, first] for b in here})
+                    gain = own.minus(base) if own and base and arm != first else None
+                    drafted = Statistic.mean({b: drafting[b, arm] for b in here}) if arm != plain else None
                     faster = None
                     if plain and arm != plain:
                         faster = Statistic.mean({b: speed[b, arm].log().minus(speed[b, plain].log()) for b in here})
@@ -127,9 +162,10 @@ class Results:
                         tau=own and own.estimate(), difference=gain and gain.estimate(), p_value=gain and gain.p_value(),
                         tokens_per_sec=speed[bench, arm].estimate() if bench != MEAN else None,
                         speedup=exponential(faster),
-                        draft_ms=1000 * seconds if drafting and (seconds := phase_seconds(records).get("draft")) else None,
-                        paper=paper and (paper[6] if bench == MEAN else paper[list(BENCH_LABELS).index(bench)]),
-                        paper_speedup=paper[7] if paper and bench == MEAN else None,
+                        draft_ms=drafted.times(1000).estimate() if drafted and drafted.value else None,
+                        paper=paper and (paper[6] if bench == MEAN else paper[BENCHES.index(bench)]) if complete or bench != MEAN else None,
+                        paper_speedup=paper[7] if paper and bench == MEAN and complete else None,
+                        paper_draft_ms=PAPER_DRAFT_MS.get((self.name, self.label, arm.name)) if bench == MEAN else None,
                     ))  # fmt: skip
         return rows
 
@@ -153,19 +189,27 @@ def markdown(rows: list[Row], experiment: Experiment) -> str:
     for arm, temperature in dict.fromkeys((row.arm, row.temperature) for row in rows):
         here = {row.bench: row for row in rows if (row.arm, row.temperature) == (arm, temperature)}
         mean = here[MEAN]
-        draft = "" if mean.draft_ms is None else f"{mean.draft_ms:.1f}"
         taus = " | ".join(show(here[bench].tau) for bench in benches)
-        lines.append(f"| {arm} | {temperature:g} | {taus} |{f' {show(mean.speedup)} |' if timed else ''} {draft} |")
+        lines.append(f"| {arm} | {temperature:g} | {taus} |{f' {show(mean.speedup)} |' if timed else ''} {show(mean.draft_ms, digits=1)} |")
         if any(row.paper for row in here.values()):
             values = " | ".join("" if here[b].paper is None else f"{here[b].paper:.2f}" for b in benches)
-            lines.append(f"| {arm}, paper | {temperature:g} | {values} |{f' {mean.paper_speedup or str()} |' if timed else ''} |")
+            ends = ([mean.paper_speedup] if timed else []) + [mean.paper_draft_ms]
+            lines.append(f"| {arm}, paper | {temperature:g} | {values} | {' | '.join('' if x is None else str(x) for x in ends)} |")
         if mean.difference:
-            gains = " | ".join(f"{show(here[b].difference, True)} (p {here[b].p_value:.2g})" for b in benches)
+            gains = " | ".join(gain(here[b]) for b in benches)
             differences.append(f"| {arm} | {temperature:g} | {gains} |" + " |" * len(extra))
     first = next(arm.name for arm in experiment.arms if arm.sampling != "none")
     lines += [f"| **minus {first}** |" + " |" * (1 + len(labels + extra)), *differences]
-    counts = f"{rows[-1].questions} questions, {rows[-1].seeds} seed(s)"
-    return f"# {experiment.title}\n\n" + "\n".join(lines) + f"\n\n± half of the 95 % interval, clustered by question; {counts}.\n"
+    notes = (
+        f"± half of the 95 % interval, clustered by question; {rows[-1].questions} questions, {rows[-1].seeds} seed(s). "
+        f"The mean is that of the benches, unweighted{', for the speedup the geometric one' if timed else ''}."
+    )
+    return f"# {experiment.title}\n\n" + "\n".join(lines) + f"\n\n{notes}\n"
+
+
+def gain(row: Row) -> str:
+    """``+0.12 ± 0.03 (p 0.01)``."""
+    return show(row.difference, True) + ("" if row.p_value is None else f" (p {row.p_value:.2g})")
 
 
 @dataclass(frozen=True)
@@ -176,6 +220,7 @@ class Sources:
         kinds: accepted tokens a cycle by slot kind.
         levels: share of the cycles with k - 1 accepted tokens that accept another one, k = 1, 2, ...
         survival: share of the visited nodes with children whose sampled child is among them; None for Top-K.
+        calibration: how often slots are accepted, by kind and proxy; None where the answers do not say.
     """
 
     arm: str
@@ -183,17 +228,20 @@ class Sources:
     kinds: dict[str, float]
     levels: list[float]
     survival: float | None
+    calibration: calibration.Curves | None
 
     @classmethod
     def of(cls, arm: Arm, temperature: float, records: list[dict]) -> "Sources":
         choices = [choice for record in records for choice in record["choices"]]
         cycles = [cycle for choice in choices for turn in choice["accepted_kinds"] for cycle in turn]
         families = "".join(family for choice in choices for turn in choice.get("survivals", ()) for family in turn)
+        tallies = [turn for choice in choices for turn in choice.get("calibration", ())]
         reached = [sum(len(cycle) >= level for cycle in cycles) for level in range(max(map(len, cycles), default=0) + 1)]
         return cls(
             arm.name, temperature, {kind: sum(cycle.count(kind[0]) for cycle in cycles) / max(len(cycles), 1) for kind in KIND_NAMES},
             [b / a for a, b in zip(reached, reached[1:])],
             families.count("1") / len(families) if families and arm.sampling == "rheo" else None,
+            calibration.curves(tallies) if tallies else None,
         )  # fmt: skip
 
 
@@ -207,23 +255,41 @@ def sources_table(found: list[Sources]) -> str:
     return "Accepted tokens a cycle by kind of slot, and how often another level is accepted:\n\n" + "\n".join(lines) + "\n"
 
 
-def as_csv(rows: list[Row]) -> str:
-    """One line a row; an estimate takes three columns."""
-    text = io.StringIO()
+def as_csv(rows: list[dict]) -> str:
+    """One line a row; an estimate takes three columns, and what is None one or three empty ones."""
+    estimates = {name for row in rows for name, value in row.items() if isinstance(value, Estimate)}
     flat = []
     for row in rows:
         line = {}
-        for name, value in vars(row).items():
-            if name in ("tau", "difference", "tokens_per_sec", "speedup"):
+        for name, value in row.items():
+            if name in estimates:
                 parts = (value.value, value.low, value.high) if value else (None,) * 3
                 line |= dict(zip((name, f"{name}_low", f"{name}_high"), parts))
             else:
                 line[name] = value
         flat.append(line)
+    text = io.StringIO()
     writer = csv.DictWriter(text, flat[0])
     writer.writeheader()
     writer.writerows(flat)
     return text.getvalue()
+
+
+def write_table(output: Path, text: str, rows: list[dict], settings: dict, **more) -> None:
+    """A table as Markdown, CSV and JSON, each all or nothing, with the settings that made it; also printed.
+
+    Args:
+        output: path without its ending.
+        rows: of the table; values may be Estimates.
+        more: goes into the JSON as well.
+    """
+    said = ", ".join(f"{k} {' '.join(map(str, v)) if isinstance(v, list) else v}" for k, v in settings.items() if not isinstance(v, dict))
+    replace_text(output.with_name(f"{output.name}.md"), f"{text}\nSettings: {said}\n")
+    replace_text(output.with_name(f"{output.name}.csv"), as_csv(rows))
+    content = {"settings": settings, "rows": rows, **more}
+    replace_text(output.with_name(f"{output.name}.json"), json.dumps(content, indent=1, default=asdict) + "\n")
+    print(text)
+    print(f"The same as CSV and JSON, with all settings: {output.parent}")
 
 
 def draw(rows: list[Row], experiment: Experiment, pictures: list[Path]) -> None:
@@ -242,6 +308,9 @@ def draw(rows: list[Row], experiment: Experiment, pictures: list[Path]) -> None:
                 points = [row for row in here if row.arm == arm]
                 errors = [0 if p.tau.low is None else p.tau.high - p.tau.value for p in points]
                 axis.errorbar([p.temperature for p in points], [p.tau.value for p in points], errors, marker="o", capsize=3, label=arm)
+            greedy = [row.tau.value for row in here if row.temperature == 0 and row.arm == "topk"]
+            if greedy:
+                axis.axhline(greedy[0], color="gray", linestyle="--", label="topk, greedy")
             axis.set_xlabel("temperature")
         else:
             sampled = [row for row in here if row.arm.startswith("rheo")]
@@ -264,35 +333,36 @@ def draw(rows: list[Row], experiment: Experiment, pictures: list[Path]) -> None:
     pyplot.close(figure)
 
 
-def write(name: str, pair: str, folder: Path, output: Path) -> None:
-    """Write the table or figure of the answers in ``folder`` to ``output``, and print it."""
-    results = Results(name, pair, folder)
-    rows = results.rows()
+def write(results: Results, output: Path) -> None:
+    """Write the table or figure of an experiment to a folder, and print it."""
+    name, rows = results.name, results.rows()
     sources = [Sources.of(arm, temperature, records) for arm, temperature, records in results.drafted()]
     text = markdown(rows, results.experiment) + "\n" + sources_table(sources)
-    replace_text(output / f"{name}.md", text)
-    replace_text(output / f"{name}-sources.json", json.dumps([asdict(row) for row in sources], indent=1) + "\n")
-    replace_text(output / f"{name}.csv", as_csv(rows))
-    replace_text(output / f"{name}.json", json.dumps([asdict(row) for row in rows], indent=1) + "\n")
+    write_table(output / name, text, [vars(row) for row in rows], results.settings, sources=[asdict(row) for row in sources])
     if name.startswith("figure"):
         draw(rows, results.experiment, [output / f"{name}.{kind}" for kind in ("png", "svg")])
-    print(text)
-    print(f"The same as CSV, JSON and, for figures, pictures: {output}")
+    found = {f"{row.arm}, T = {row.temperature:g}": row.calibration for row in sources if row.calibration}
+    if found:
+        calibration.draw(found, [output / f"{name}-calibration.{kind}" for kind in ("png", "svg")])
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m evaluation.tables", allow_abbrev=False, description=__doc__.split("\n")[0],
+                                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)  # fmt: skip
+    parser.add_argument("name", choices=EXPERIMENTS)
+    flags.add_study(parser, 1024, "all there are", "all there are")
+    parser.add_argument("--output", type=Path, help="folder; default: beside the answers")
+    return parser
 
 
 def main(argv: list[str] | None = None) -> None:
     """Entry point; bad input ends with one line, not a traceback."""
-    parser = argparse.ArgumentParser(prog="python -m evaluation.tables", description=__doc__.split("\n")[0],
-                                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)  # fmt: skip
-    parser.add_argument("name", choices=EXPERIMENTS)
-    flags.add_pair(parser)
-    parser.add_argument("--max-new-token", type=int, default=1024)
-    parser.add_argument("--results", type=Path, default=Path("results"))
-    parser.add_argument("--output", type=Path, help="folder; default: beside the answers")
-    args = parser.parse_args(argv)
+    args = build_parser().parse_args(argv)
     with one_line_errors():
-        folder = settings_folder(args.results, args.name, flags.pair_folder(args), args.max_new_token)
-        write(args.name, args.pair, folder, args.output or folder)
+        flags.check_study(args)
+        folder = flags.study_folder(args, args.name)
+        seeds = None if args.seeds is None else range(args.seeds)
+        write(Results(args.name, args.pair, folder, args.bench_name, seeds), args.output or folder)
 
 
 if __name__ == "__main__":

@@ -16,10 +16,16 @@ from scipy.optimize import linprog
 from scipy.sparse import coo_array
 from torch import Tensor
 
+from rheo.pool import GREEDY_BELOW
+
 
 def tail_law(q: Tensor, m: int, temperature: float = 1.0) -> Tensor:
     """``q_tail``: q without its m highest tokens, tempered, renormalised; NaN where nothing is left of it."""
-    weights = q.masked_fill(top(q, m), 0) ** (1 / temperature)
+    tail = q.masked_fill(top(q, m), 0)
+    if temperature < GREEDY_BELOW:
+        return (top(tail, 1) & (tail > 0)).to(q.dtype) / (tail > 0).any(-1, keepdim=True)
+    # Over its highest weight first: a power of a small number has no digits left.
+    weights = (tail / tail.amax(-1, keepdim=True)) ** (1 / temperature)
     return weights / weights.sum(-1, keepdim=True)
 
 

@@ -10,7 +10,7 @@ from eagle.model.cycle import summarise
 from eagle.model.decoding import DecodingOptions, NonFiniteLogits, decode
 from eagle.model.ea_model import EaModel
 from eagle.model.stops import stop_token_ids
-from rheo import SAMPLED, Verdict
+from rheo import KIND_NAMES, Verdict
 
 EVERY_SAMPLING = [{"sampling": "none"}, {"sampling": "topk"}, {"sampling": "rheo", "m": 0}, {"sampling": "rheo", "verification": "rrsw"}]
 
@@ -188,22 +188,28 @@ def test_streaming_yields_once_a_cycle_and_ends_with_the_whole(model):
     assert list(model.naive_generate(PROMPT, max_new_tokens=5))[-1].tolist() == model.naivegenerate(PROMPT, max_new_tokens=5).tolist()
 
 
-def test_survivals_are_those_of_the_visited_nodes_with_children(model, monkeypatch):
+def test_families_are_the_children_of_the_visited_nodes(model, monkeypatch):
     trees = []
     monkeypatch.setattr(decoding, "summarise", lambda tree, verdict: trees.append((tree, verdict)) or summarise(tree, verdict))
     seen = set()
-    for m in (0, 1, 3):
+    for m in (None, 0, 1, 3):
         trees.clear()
-        result = model.generate(PROMPT, model.options(temperature=1.0, max_new_tokens=40, sampling="rheo", m=m))
-        for (tree, verdict), survivals in zip(trees, result.survivals, strict=True):
-            expected = []
-            for node in verdict.path[: verdict.count].tolist():
-                kinds = tree.kinds[tree.children(node)].tolist()
-                expected += [SAMPLED in kinds] if kinds else []
-            assert survivals == expected
-            seen |= set(expected)
-    assert seen == {True, False}
-    assert not any(map(any, model.generate(PROMPT, model.options(max_new_tokens=9)).survivals))  # Top-K samples nothing
+        rheo = {} if m is None else {"sampling": "rheo", "m": m}
+        result = model.generate(PROMPT, model.options(temperature=1.0, max_new_tokens=40, **rheo))
+        for (tree, verdict), families in zip(trees, result.families, strict=True):
+            path, expected = verdict.path[: verdict.count].tolist(), []
+            for node in path:
+                children = tree.children(node).nonzero()[:, 0].tolist()
+                proxies = [(tree.log_scores[c].double() - tree.log_scores[node].double()).exp().item() for c in children]
+                slots = [(KIND_NAMES[tree.kinds[c]], pytest.approx(proxy), c in path) for c, proxy in zip(children, proxies)]
+                expected += [slots] if slots else []
+            assert families == expected
+            seen |= {slot.kind for family in families for slot in family}
+            if m is None:
+                assert {slot.kind for family in families for slot in family} <= {"lead"}
+        accepted = [[slot.kind for family in families for slot in family if slot.accepted] for families in result.families]
+        assert accepted == result.accepted_kinds
+    assert seen == set(KIND_NAMES)
 
 
 def test_the_rich_result_adds_up(model):
@@ -211,7 +217,7 @@ def test_the_rich_result_adds_up(model):
     assert 1 + sum(result.accept_lengths) >= result.new_tokens == 40
     assert [len(kinds) + 1 for kinds in result.accepted_kinds] == result.accept_lengths
     assert {kind for kinds in result.accepted_kinds for kind in kinds} <= {"lead", "sampled", "fill"}
-    assert len(result.survivals) == result.cycles
+    assert len(result.families) == result.cycles
     assert set(result.seconds) == {"prefill", "draft", "verify", "commit"}
 
 
@@ -296,7 +302,9 @@ def test_cycles_of_fixed_shape_that_wait_for_nothing_give_the_same_tokens(sampli
         options = model.options(temperature=temperature, max_new_tokens=new, seed=seed, **sampling)
         usual, fixed = (list(decode(model.target, model.draft, prompt, options, graphs=g))[-1] for g in (None, graphs))
         assert fixed.token_ids == usual.token_ids and fixed.accept_lengths == usual.accept_lengths
-        assert fixed.accepted_kinds == usual.accepted_kinds and fixed.survivals == usual.survivals
+        assert fixed.accepted_kinds == usual.accepted_kinds
+        slots = [[(s.kind, pytest.approx(s.proxy, rel=1e-3), s.accepted) for f in families for s in f] for families in usual.families]
+        assert [[slot for family in families for slot in family] for families in fixed.families] == slots
     assert len(graphs.kept) == 1 and len(set(shapes)) <= 64 // step + 2  # at most 64 positions, so few graphs would do
 
 

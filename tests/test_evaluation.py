@@ -60,7 +60,7 @@ def test_answer_file_has_eagles_keys_and_ours_and_the_echo_states_nodes_and_leve
         choice = record["choices"][0]
         turns = len(choice["turns"])
         assert turns == 2 if record["question_id"] == 11 else turns == 1
-        for key in ("idxs", "new_tokens", "wall_time", "accept_lengths", "accepted_kinds", "survivals", "stop_reasons", "seconds"):
+        for key in ("idxs", "new_tokens", "wall_time", "accept_lengths", "accepted_kinds", "survivals", "calibration", "stop_reasons", "seconds"):
             assert len(choice[key]) == turns
         for turn in range(turns):
             assert choice["idxs"][turn] == len(choice["accept_lengths"][turn]) - 1
@@ -68,6 +68,11 @@ def test_answer_file_has_eagles_keys_and_ours_and_the_echo_states_nodes_and_leve
             assert [len(k) + 1 for k in choice["accepted_kinds"][turn]] == choice["accept_lengths"][turn]
             for kinds, survivals in zip(choice["accepted_kinds"][turn], choice["survivals"][turn], strict=True):
                 assert set(survivals) <= {"0", "1"} and len(kinds) <= len(survivals) <= len(kinds) + 1
+            for kind, cells in choice["calibration"][turn].items():
+                assert sum(accepted for _, _, accepted in cells) == "".join(choice["accepted_kinds"][turn]).count(kind[0])
+                assert all(accepted <= number and place / 10 * number <= proxies <= (place + 1.001) / 10 * number
+                           for place, (number, proxies, accepted) in enumerate(cells))
+            assert sum(cell[0] for cell in choice["calibration"][turn]["sampled"]) == "".join(choice["survivals"][turn]).count("1")
     run = records[0]["run"]
     assert run["sampling"] == "rheo" and run["m"] == 1 and run["seed"] == 5 and run["dtype"] == "float32"
     assert {"versions", "commit", "device", "bench_name", "support", "verification"} <= set(run)

@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -73,7 +74,7 @@ def test_table2_has_every_cell_and_its_numbers_are_those_of_the_answers(run, cap
     gains = [float(rows["rheo-m1", b]["tau"]) - float(rows["topk", b]["tau"]) for b in grids.BENCHES]
     assert float(rows["rheo-m1", "mean"]["difference"]) == pytest.approx(sum(gains) / 6)
     assert rows["none", "qa"]["tau"] == "" and rows["topk", "mean"]["difference"] == ""
-    sources = {row["arm"]: row for row in json.loads((folder / "table2-sources.json").read_text())}
+    sources = {row["arm"]: row for row in json.loads((folder / "table2.json").read_text())["sources"]}
     assert list(sources) == ["topk", "rheo-m1"] and sources["topk"]["survival"] is None
     for arm, row in sources.items():  # what is accepted by kind, and level by level, is tau minus 1 over all cycles
         cycles = [n for path in folder.glob(f"*/{arm}-*/*.jsonl") for r in read_answers([path]) for n in r["choices"][0]["accept_lengths"][0]]
@@ -165,7 +166,7 @@ def test_one_page_gathers_tables_figures_and_settings(run, tmp_path, capsys):
     report.main(["--html", str(tmp_path / "results")])
     page = (tmp_path / "results/index.html").read_text()
     assert capsys.readouterr().out.rstrip().endswith("index.html")
-    assert page.count("<section") == 2 and page.count("<svg") == 1 and page.count("<details>") == 2
+    assert page.count("<section") == 2 and page.count("<svg") == 3 and page.count("<details>") == 2
     assert "<td>rheo-m1-rrsw</td>" in page and "&quot;dtype&quot;: &quot;float32&quot;" in page
     with pytest.raises(SystemExit, match="holds no tables"):
         report.main(["--html", str(tmp_path / "nothing")])
@@ -176,8 +177,9 @@ def test_one_page_gathers_tables_figures_and_settings(run, tmp_path, capsys):
 def test_what_is_missing_is_said(run, tmp_path):
     with pytest.raises(SystemExit, match="--part is '3/2'"):
         run("table3", "--part 3/2")
-    with pytest.raises(SystemExit, match="--limit is 0"):
-        run("table3", "--limit 0")
+    for flag in ("limit", "seeds"):
+        with pytest.raises(SystemExit, match=f"--{flag} is 0"):
+            run("table3", f"--{flag} 0")
     with pytest.raises(SystemExit, match="holds no answers; python -m evaluation.experiment table5 makes them"):
         tables.main(f"table5 --pair demo --results {tmp_path}".split())
 
@@ -206,7 +208,7 @@ def test_one_level_counts_what_the_closed_forms_predict(monkeypatch):
 
     monkeypatch.setattr(one_level, "continuation", text)
     questions = [Question(i, "c", ("?",)) for i in range(15)]
-    table = one_level.summarise(list(one_level.measure(model, questions, "auto", 1.0, 202, 0)))
+    table = one_level.summarise(list(one_level.measure(model, {"qa": questions}, "auto", 1.0, 202, 1)))
     assert [row["arm"] for row in table] == ["topk", "rheo-m1-rrsw", "rheo-m1"]
     for row in table:
         predicted, n = row["predicted"].value, row["contexts"]
@@ -216,10 +218,19 @@ def test_one_level_counts_what_the_closed_forms_predict(monkeypatch):
 
 
 def test_the_one_level_table_is_written(run, tmp_path, capsys):
-    one_level.main(f"--pair demo --bench-name qa --limit 2 --max-new-token 20 --results {tmp_path}".split())
-    content = json.loads((tmp_path / "table4/demo/one_level.json").read_text())
-    assert len(content["rows"]) == 6 and content["table"][0]["arm"] == "topk"
-    assert "| rheo-m1 |" in capsys.readouterr().out and (tmp_path / "table4/demo/one_level.md").exists()
+    for temperature, name in ((1, "table4"), (0, "table4-T0")):
+        more = f"--limit 2 --seeds 2 --max-new-token 20 --results {tmp_path} --temperature {temperature}"
+        one_level.main(f"--pair demo --bench-name qa mt_bench {more}".split())
+        content = json.loads((tmp_path / f"table4/demo/cap20/{name}.json").read_text())
+        assert len(content["answers"]) == 2 * 2 * 2 * 3 and [row["bench"] for row in content["rows"]] == ["qa"] * 3 + ["mt_bench"] * 3
+        assert content["settings"]["dtype"] == "float32" and content["settings"]["seeds"] == 2
+        rows = list(csv.DictReader((tmp_path / f"table4/demo/cap20/{name}.csv").open()))
+        assert [float(row["counted"]) for row in rows] == pytest.approx([row["counted"]["value"] for row in content["rows"]])
+        assert not any(math.isnan(row["predicted"]["value"]) for row in content["rows"])
+        out = capsys.readouterr().out
+        assert "| MT | rheo-m1 |" in out and "| 0.854 |" in out and "Settings: pair demo" in (tmp_path / f"table4/demo/cap20/{name}.md").read_text()
+    greedy = [row["difference"]["value"] for row in content["rows"]]
+    assert greedy == pytest.approx([0] * 6)  # without chance what is counted is what is predicted
 
 
 def test_coverage_is_the_mass_of_the_support_over_all_nodes_with_a_pool(run, tmp_path, capsys, monkeypatch):
@@ -230,6 +241,80 @@ def test_coverage_is_the_mass_of_the_support_over_all_nodes_with_a_pool(run, tmp
     monkeypatch.setattr(coverage, "PAPER", {4: 0.5, 24: 1.0})
     coverage.main(f"--pair demo --bench-name qa --limit 2 --max-new-token 20 --results {tmp_path}".split())
     out = capsys.readouterr().out
-    assert "| 24 | 1.000 ± 0.000 | 1.000 |" in out
-    low = float(out.split("| 4 | ")[1].split(" ")[0])
-    assert 4 / 24 < low < 1
+    rows = json.loads((tmp_path / "table5/demo/cap20/coverage.json").read_text())["rows"]
+    assert [row["support"] for row in rows] == [4, 24] and "1.000 ± 0.000 |" in out
+    assert 4 / 24 < rows[0]["coverage"]["value"] < 1 and rows[1]["coverage"]["value"] == pytest.approx(1)
+
+
+def test_a_part_of_several_processes_is_divided_again(monkeypatch):
+    for index, expected in enumerate(((3, 9), (4, 9), (5, 9))):
+        monkeypatch.setattr(experiment, "processes", lambda index=index: SimpleNamespace(num_processes=3, process_index=index))
+        assert experiment.parse_part("2/3") == expected and experiment.parse_part(None) == (index, 3)
+
+
+def test_another_processes_file_is_left_alone(run, tmp_path):
+    folder = run("table3", "--bench-name qa --seeds 1 --part 1/2")
+    path = folder / "qa/topk-T1-seed0/1-of-2.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"question_id": 2, "cho')
+    run("table3", "--bench-name qa --seeds 1 --part 2/2")
+    assert path.read_bytes() == whole + b'{"question_id": 2, "cho'
+    run("table3", "--bench-name qa --seeds 1 --part 1/2")  # its own process drops what a kill has left
+    assert path.read_bytes() == whole
+
+
+def test_a_table_is_of_the_benches_and_seeds_asked_for(run, monkeypatch):
+    run("table3", "--bench-name qa --seeds 1")
+    folder = run("table3", "--bench-name sum --seeds 1")
+    text = (folder / "table3.md").read_text()
+    assert "| Sum | mean |" in text and "QA" not in text and "3 questions, 1 seed(s)" in text
+    original = experiment.answer
+    monkeypatch.setattr(experiment, "answer", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        run("table3", "--bench-name sum --seeds 2")
+    monkeypatch.setattr(experiment, "answer", original)
+    run("table3", "--bench-name sum --seeds 1")  # another seed has been begun: not ours
+    assert (folder / "table3.md").read_text() == text
+
+
+def test_answers_that_do_not_belong_together_are_refused(run):
+    folder = run("table3", "--bench-name qa --seeds 1")
+    path = folder / "qa/topk-T1-seed0/1-of-1.jsonl"
+    whole = path.read_text()
+    path.with_name("2-of-2.jsonl").write_text(whole)
+    with pytest.raises(ValueError, match="question 0 stands in another file"):
+        tables.Results("table3", "demo", folder)
+    path.with_name("2-of-2.jsonl").unlink()
+    path.write_text(whole.replace('"head": "', '"head": "x'))
+    with pytest.raises(ValueError, match="answers with head 'x.*' and '.*' lie in one folder"):
+        tables.Results("table3", "demo", folder)
+    path.write_text(whole.replace('"threads": ', '"threads": 7'))  # decides nothing
+    assert len(tables.Results("table3", "demo", folder).settings["threads"]) == 2
+
+
+def test_one_question_has_no_interval_and_one_token_no_cycle(run, capsys):
+    run("table2", "--bench-name qa --seeds 1 --limit 1")
+    assert "(p " not in capsys.readouterr().out
+    folder = run("table2", "--bench-name qa --seeds 1 --max-new-token 1")
+    rows = list(csv.DictReader((folder.with_name("cap1") / "table2.csv").open()))
+    assert all(row["tau"] == "" and row["difference"] == "" for row in rows) and rows[0]["cycles"] == "0"
+
+
+def test_the_papers_mean_stands_beside_that_of_all_six_benches_only(run, monkeypatch):
+    monkeypatch.setitem(grids.PAPER, ("table2", "demo", "topk"), (1.11, 1.22, 1.33, 1.44, 1.55, 1.66, 1.77, 1.88))
+    folder = run("table2", "--bench-name qa --seeds 1 --limit 2")
+    line = next(line for line in (folder / "table2.md").read_text().splitlines() if line.startswith("| topk, paper"))
+    assert "1.55" in line and "1.77" not in line and "1.88" not in line
+    folder = run("table2", "--seeds 1 --limit 2")
+    line = next(line for line in (folder / "table2.md").read_text().splitlines() if line.startswith("| topk, paper"))
+    assert "1.55" in line and "1.77" in line and "1.88" in line
+
+
+def test_the_programs_of_one_script_take_the_same_arguments():
+    arguments = "--pair demo --dtype bf16 --bench-name qa sum --limit 2 --max-new-token 5 --seeds 1 --results somewhere".split()
+    seen = [program.build_parser().parse_args([*name, *arguments]) for program, name in (
+        (experiment, ["table5"]), (tables, ["table5"]), (coverage, []), (one_level, []),
+    )]  # fmt: skip
+    assert len({str(tables.flags.study_folder(args, "table5")) for args in seen}) == 1
+    with pytest.raises(SystemExit):
+        experiment.build_parser().parse_args(["table2", "--seed", "1"])  # no abbreviation of --seeds

@@ -51,7 +51,7 @@ def test_nothing_in_a_cycle_waits_for_data(m, verification, temperature):
         cache.keep(verdict.path)
         assert tree.tokens.shape == (60,) and verdict.tokens.shape == (9,)
         with pytest.raises((NotImplementedError, RuntimeError)):  # the one read: these tensors would give the alarm
-            to_host(summarise(tree, verdict))
+            to_host(summarise(tree, verdict), 60)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -61,9 +61,9 @@ def test_on_a_gpu_only_the_end_of_a_cycle_synchronises(sampling, monkeypatch):
     model = EaModel(cpu.base_model.cuda(), cpu.draft.cuda(), total_token=60, depth=7, top_k=10, cuda_graph=False)
     allowed = []
 
-    def reading(summary):
+    def reading(summary, nodes):
         torch.cuda.set_sync_debug_mode("default")
-        allowed.append(to_host(summary))
+        allowed.append(to_host(summary, nodes))
         torch.cuda.set_sync_debug_mode("error")
         return allowed[-1]
 

@@ -80,3 +80,11 @@ def test_approximate_gap_and_upper_bound_of_a_case_worked_by_hand():
     assert theory.approximate_gap(p, q, q_tail, 2, 1).item() == pytest.approx(5 / 72)
     assert theory.rheo_upper_bound(p, q, q_tail, 2).item() == pytest.approx(1 / 3 + 7 / 12)
     assert theory.approximate_gap(p, q, theory.tail_law(q, 0), 2, 0).item() == 0
+
+
+def test_the_tail_law_has_its_digits_at_low_temperatures():
+    q = torch.tensor([[0.9, 2e-30, 1e-30, 1e-30], [0.5, 0.3, 0.2, 0.0]], dtype=torch.float64)
+    assert torch.allclose(theory.tail_law(q, 1, 0.1)[0, 1:], torch.tensor([1024.0, 1, 1], dtype=torch.float64) / 1026)
+    assert theory.tail_law(q, 1, 1e-3)[0].tolist() == pytest.approx([0, 1, 0, 0])
+    assert theory.tail_law(q, 1, 0.0).tolist() == [[0, 1, 0, 0], [0, 1, 0, 0]]
+    assert theory.tail_law(torch.tensor([[1.0, 0.0]]), 1, 0.0).isnan().all()

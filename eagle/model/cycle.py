@@ -4,6 +4,8 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from math import exp
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,7 +14,8 @@ from eagle.model.draft import DraftModel, DraftState
 from eagle.model.law import TargetLaw
 from eagle.model.options import DecodingOptions
 from eagle.model.target import TargetModel
-from rheo import KIND_NAMES, SAMPLED, Draws, Tree, Verdict, build_tree, pick, verify
+from rheo import KIND_NAMES, Draws, Tree, Verdict, build_tree, pick, verify
+from rheo.tree import NO_KIND
 
 STEP = 128  # positions that a graph serves: more of them are fewer captures, and more masked keys in each cycle
 
@@ -27,6 +30,20 @@ class NonFiniteLogits(RuntimeError):
         )
 
 
+class Slot(NamedTuple):
+    """A drafted child of a node that verification visited.
+
+    Attributes:
+        kind: of its slot (rheo.KIND_NAMES).
+        proxy: its score in the pool, an estimate of how often it is accepted.
+        accepted: whether it was.
+    """
+
+    kind: str
+    proxy: float
+    accepted: bool
+
+
 @dataclass(frozen=True)
 class Outcome:
     """What the host learns of a cycle.
@@ -34,13 +51,13 @@ class Outcome:
     Attributes:
         tokens: emitted: the accepted ones, then the bonus token.
         kinds: slot kinds (rheo.KIND_NAMES) of the accepted ones.
-        survivals: of each visited node that has children: whether the sampled one is among them.
+        families: the children of each visited node that has any.
         finite: whether the target's laws at the visited nodes were; else nothing may be emitted.
     """
 
     tokens: list[int]
     kinds: list[str]
-    survivals: list[bool]
+    families: list[list[Slot]]
     finite: bool
 
 
@@ -154,6 +171,7 @@ class GraphedCycle:
 
     def __init__(self, cycle: Cycle, owner: "Graphs"):
         self.cycle, self.owner, self.memory, self.pool = cycle, owner, 0, None
+        self.nodes = 0  # of a tree, the same in every cycle
         self.graphs: dict[int, tuple["torch.cuda.CUDAGraph", Tensor] | None] = {}  # by shape; None for one that was met once
         self.places: list[Tensor] = []  # fixed, so that a graph finds what the cycle before it has left
         self.stream = torch.cuda.Stream(cycle.target.device) if cycle.target.device.type == "cuda" else None
@@ -179,7 +197,7 @@ class GraphedCycle:
         else:
             replayed, summary = graph
             replayed.replay()
-        outcome = to_host(summary)
+        outcome = to_host(summary, self.nodes)
         self.cycle.settle(len(outcome.tokens))
         return outcome
 
@@ -197,7 +215,7 @@ class GraphedCycle:
         cycle = self.cycle
         cycle.draft()
         cycle.verify()
-        summary = summarise(cycle.tree, cycle.verdict)
+        summary, self.nodes = summarise(cycle.tree, cycle.verdict), cycle.tree.tokens.numel()
         cycle.commit()
         cycle.take_in()
         self.store()
@@ -261,19 +279,29 @@ class Graphs:
 
 
 def summarise(tree: Tree, verdict: Verdict) -> Tensor:
-    """All that the host is to know of a cycle in one tensor, int64 ``[3 * (L + 1) + 3]``."""
-    # Per node: its children, and beside them as many more as the tree has nodes where the sampled one is there.
-    many = tree.tokens.numel()
-    children = torch.zeros_like(tree.parents).index_add(0, tree.parents, tree.drafted * (1 + many * (tree.kinds == SAMPLED)))
-    columns = verdict.tokens, tree.kinds[verdict.path], children[verdict.path]
-    return torch.cat((*columns, verdict.count.reshape(1), verdict.finite.long().reshape(1), verdict.count.new_full((1,), many)))
+    """All that the host is to know of a cycle in one tensor, float64 ``[2 S + 2 + 3 N]`` with S steps of the walk and N nodes (see ``to_host``)."""
+    kinds = torch.where(tree.valid, tree.kinds, NO_KIND)
+    walk = verdict.tokens, verdict.path, verdict.count.reshape(1), verdict.finite.reshape(1)
+    return torch.cat((*walk, tree.parents, kinds, tree.log_scores.double()))
 
 
-def to_host(summary: Tensor) -> Outcome:
-    """The one copy of a cycle."""
-    *rows, count, finite, many = summary.tolist()
-    tokens, kinds, families = (rows[i * len(rows) // 3 :][:count] for i in range(3))
-    return Outcome(tokens, [KIND_NAMES[k] for k in kinds[1:]], [family > many for family in families if family], bool(finite))
+def to_host(summary: Tensor, nodes: int) -> Outcome:
+    """The one copy of a cycle, and its reading.
+
+    Args:
+        nodes: of the tree.
+    """
+    numbers = summary.tolist()
+    walk, rest = numbers[: -3 * nodes], numbers[-3 * nodes :]
+    *walk, count, finite = map(int, walk)
+    tokens, path = walk[: len(walk) // 2][:count], walk[len(walk) // 2 :][:count]
+    parents, kinds, scores = rest[:nodes], rest[nodes : 2 * nodes], rest[2 * nodes :]
+    families: dict[float, list[Slot]] = {node: [] for node in path}
+    for node, (parent, kind) in enumerate(zip(parents, kinds)):
+        if kind != NO_KIND and parent in families:
+            slot = Slot(KIND_NAMES[int(kind)], exp(scores[node] - scores[int(parent)]), node in path)
+            families[parent].append(slot)
+    return Outcome(tokens, [KIND_NAMES[int(kinds[node])] for node in path[1:]], [slots for slots in families.values() if slots], bool(finite))
 
 
 def lone_root(root: Tensor) -> Tree:
@@ -285,4 +313,4 @@ def lone_root(root: Tensor) -> Tree:
     )
 
 
-__all__ = ["Cycle", "GraphedCycle", "Graphs", "NonFiniteLogits", "Outcome", "lone_root", "summarise", "to_host"]
+__all__ = ["Cycle", "GraphedCycle", "Graphs", "NonFiniteLogits", "Outcome", "Slot", "lone_root", "summarise", "to_host"]

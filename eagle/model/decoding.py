@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from eagle.model.cycle import Cycle, Graphs, NonFiniteLogits, Outcome, summarise, to_host
+from eagle.model.cycle import Cycle, Graphs, NonFiniteLogits, Outcome, Slot, summarise, to_host
 from eagle.model.draft import DraftModel
 from eagle.model.options import SAMPLINGS, DecodingOptions
 from eagle.model.target import TargetModel
@@ -24,7 +24,7 @@ class Generation:
         accept_lengths: per cycle what verification accepted, plus 1 for the bonus token; in the last cycle the
             cap or a stop token may have kept less.
         accepted_kinds: per cycle the slot kinds (rheo.KIND_NAMES) of the accepted tokens.
-        survivals: per cycle, of each visited node that has children: whether the sampled one is among them.
+        families: per cycle, the children of each visited node that has any: slot kind, proxy, whether it was accepted.
         seconds: wall time per phase: prefill, draft, verify, commit; empty on a GPU unless timing was asked for.
         stop_reason: "stop" (stop token) or "length" (cap).
     """
@@ -33,7 +33,7 @@ class Generation:
     token_ids: list[int] = field(default_factory=list)
     accept_lengths: list[int] = field(default_factory=list)
     accepted_kinds: list[list[str]] = field(default_factory=list)
-    survivals: list[list[bool]] = field(default_factory=list)
+    families: list[list[list[Slot]]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     stop_reason: str = "length"
 
@@ -137,7 +137,7 @@ def decode(
                 raise NonFiniteLogits(target.dtype)
             generation.accept_lengths.append(len(outcome.tokens))
             generation.accepted_kinds.append(outcome.kinds)
-            generation.survivals.append(outcome.survivals)
+            generation.families.append(outcome.families)
             _keep(generation, outcome.tokens, budget, stop_ids)
             finished = _finished(generation, budget, stop_ids)
             yield generation
@@ -149,7 +149,7 @@ def run_phases(cycle: Cycle, watch: Stopwatch) -> Outcome:
     cycle.draft()
     watch.lap("draft")
     cycle.verify()
-    outcome = to_host(summarise(cycle.tree, cycle.verdict))
+    outcome = to_host(summarise(cycle.tree, cycle.verdict), cycle.tree.tokens.numel())
     watch.lap("verify")
     if outcome.finite:
         cycle.commit(len(outcome.tokens))

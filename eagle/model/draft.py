@@ -1,5 +1,6 @@
 """The EAGLE-3 head: one decoder layer that predicts from the target's features (official checkpoint layout)."""
 
+import hashlib
 import json
 import warnings
 from collections.abc import Callable
@@ -122,6 +123,10 @@ class DraftModel(nn.Module):
         super()._apply(fn, recurse)
         self.rotary = LlamaRotaryEmbedding(self.config).to(self.fc.weight.device)
         return self
+
+    def fingerprint(self) -> str:
+        """Tells heads apart: 16 hexadecimal digits of the SHA-256 of ``fc``, as loaded."""
+        return hashlib.sha256(self.fc.weight.detach().cpu().float().numpy().tobytes()).hexdigest()[:16]
 
     def target_ids(self) -> Tensor | None:
         """int64 ``[draft_vocab]`` target id of each draft id; None where the vocabularies agree."""

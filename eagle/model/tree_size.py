@@ -64,13 +64,12 @@ def identity(target: TargetModel, draft: DraftModel, total_token: int | None, de
     """What a measurement holds for."""
     place = torch.cuda.get_device_name(target.device) if target.device.type == "cuda" else f"cpu x{torch.get_num_threads()}"
     place = f"{platform.node()} {place}"
-    head = hashlib.sha256(draft.fc.weight.detach().cpu().float().numpy().tobytes()).hexdigest()[:16]
     name = target.config.name_or_path or hashlib.sha256(str(target.config).encode()).hexdigest()[:16]
     quantised = getattr(target.config, "quantization_config", None)
     kind = str(target.dtype)[6:] if quantised is None else hashlib.sha256(str(quantised).encode()).hexdigest()[:16]
     given = "".join(f", {label} {value}" for label, value in (("total_token", total_token), ("depth", depth)) if value is not None)
     # The last words tell entries that hold nodes and depth from older ones, which hold nodes alone.
-    return f"{name} {kind}, head {head}, {place}, torch {torch.__version__}{given}, top-k {top_k}, chosen tree"
+    return f"{name} {kind}, head {draft.fingerprint()}, {place}, torch {torch.__version__}{given}, top-k {top_k}, chosen tree"
 
 
 def best_tree(tau: dict[int, Tensor], drafting: dict[int, float], verification: dict[int, float]) -> tuple[int, int]:
