@@ -18,8 +18,10 @@ setup(
         "markdown2>=2.4",
         "matplotlib>=3.8",
         "numpy",
+        "protobuf>=4",  # with sentencepiece: tokenizers that come as tokenizer.model, Vicuna's among them
         "safetensors>=0.4",
         "scipy>=1.11",
+        "sentencepiece>=0.2",
         "tqdm",
     ],
     extras_require={"test": ["pytest>=8"]},

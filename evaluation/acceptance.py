@@ -28,11 +28,11 @@ from evaluation.calibration import Calibration
 from evaluation.prompts import build_prompt, check_template
 from evaluation.questions import Question, load_questions, question_file
 from evaluation.statistics import Estimate, Statistic
-from rheo import AUTO, VERIFICATIONS, parse_m
+from rheo import AUTO, NORMALISERS, VERIFICATIONS, parse_m
 
 
 def parse_arm(text: str) -> dict:
-    """``topk``, or ``rheo:M`` with a number or auto, or ``rheo:M:rrsw`` as keywords of ``EaModel.options``.
+    """``topk``, or ``rheo:M`` with a number or auto, and behind it a verification or a normaliser, as keywords of ``EaModel.options``.
 
     Raises:
         ValueError: for anything else.
@@ -40,9 +40,12 @@ def parse_arm(text: str) -> dict:
     sampling, *rest = text.split(":")
     if sampling == "topk" and not rest:
         return {"sampling": "topk"}
-    if sampling == "rheo" and len(rest) in (1, 2) and (rest[0].isdecimal() or rest[0] == AUTO) and rest[1:] in ([], *([v] for v in VERIFICATIONS)):
-        return {"sampling": "rheo", "m": parse_m(rest[0]), **({"verification": rest[1]} if rest[1:] else {})}
-    raise ValueError(f"arm is {text!r}; write topk, rheo:M or rheo:M:VERIFICATION with one of {', '.join(VERIFICATIONS)}")
+    known = {"verification": VERIFICATIONS, "normaliser": NORMALISERS}
+    more = {name: value for value in rest[1:] for name, values in known.items() if value in values}
+    if sampling == "rheo" and rest and (rest[0].isdecimal() or rest[0] == AUTO) and len(more) == len(rest) - 1:
+        return {"sampling": "rheo", "m": parse_m(rest[0]), **more}
+    choices = ", ".join(value for values in known.values() for value in values)
+    raise ValueError(f"arm is {text!r}; write topk, rheo:M or rheo:M:OPTION with a number or {AUTO} for M and one of {choices}")
 
 
 def continuation(model: EaModel, question: Question, template: str, law: dict, tokens: int, seed: int) -> tuple[Tensor, int]:
@@ -130,7 +133,7 @@ def build_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--base-model-path", required=True, help="target: Hub id, folder, .gguf file, or smollm2-demo")
     add("--ea-model-path", nargs="+", help="one or more heads; default: the demo's")
-    add("--arms", nargs="+", default=["topk", "rheo:1"], help="topk, rheo:M, rheo:M:rrsw; the first is what others are compared to")
+    add("--arms", nargs="+", default=["topk", "rheo:1"], help="topk, rheo:M, rheo:M:rrsw, rheo:M:full; the first is what others are compared to")
     add("--bench-name", nargs="+", default=["demo"], help="question sets")
     add("--question-file", type=Path, nargs="+", help="question files in place of --bench-name")
     add("--question-begin", type=int, help="first question of each set, counted from 0")

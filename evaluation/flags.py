@@ -10,7 +10,7 @@ from eagle.model.target import DTYPE_HELP
 from evaluation.answers import commit, device_name
 from evaluation.grids import BENCHES, PAIRS, Pair
 from evaluation.prompts import TEMPLATES
-from rheo import VERIFICATIONS, parse_m
+from rheo import NORMALISERS, VERIFICATIONS, parse_m
 
 
 def add_law(parser: argparse.ArgumentParser) -> None:
@@ -44,11 +44,12 @@ def add_sampling(parser: argparse.ArgumentParser, sampling: str = "topk") -> Non
     parser.add_argument("--m", type=parse_m, help="lead slots before the sampled one, or auto (rheo; 1 where not given)")
     parser.add_argument("--support", type=int, help="draft tokens that carry q, 0 for all (rheo; 128 where not given)")
     parser.add_argument("--verification", choices=VERIFICATIONS, help="(rheo; rheo where not given)")
+    parser.add_argument("--normaliser", choices=NORMALISERS, help="of the scores: the softmax over the support, or over all (rheo; support where not given)")
 
 
 def sampling(args: argparse.Namespace) -> dict:
     """Keywords of ``EaModel.options``."""
-    return {name: getattr(args, name) for name in ("sampling", "m", "support", "verification")}
+    return {name: getattr(args, name) for name in ("sampling", "m", "support", "verification", "normaliser")}
 
 
 def add_model(parser: argparse.ArgumentParser, dtype: str = "auto") -> None:

@@ -6,7 +6,7 @@ where the code runs on float64 tensors it is rounding, at most 1e-12. Larger tre
 cannot be seen in the kept tree; that is tried out at every leaf, and compared with walking every draw where both are possible.
 
     python -m rheo.certify                      about a minute
-    python -m rheo.certify --full               every m, budget and verification up to vocabulary 4, K 3, depth 2; about half an hour
+    python -m rheo.certify --full               every m, budget and verification up to vocabulary 4, K 3, depth 2; some minutes
     python -m rheo.certify --model B --head E   a statistical test of whole generations of a real pair
 
 Exit code 1, and a small counterexample, where a law differs.

@@ -12,6 +12,7 @@ from rheo.draws import Draws
 
 LEAD, SAMPLED, FILL = 0, 1, 2
 KIND_NAMES = ("lead", "sampled", "fill")
+NORMALISERS = ("support", "full")
 AUTO = "auto"
 AUTO_LEAD = 1  # lead slots with m AUTO, where the pool has so many besides the sampled one
 AGREEMENT = 0.3  # see ``acceptance_scores``
@@ -59,8 +60,8 @@ class PoolOptions:
             raise ValueError(f"support is {self.support}; it must be 0 (the whole draft vocabulary) or positive")
         if not 0 <= self.temperature < float("inf"):
             raise ValueError(f"temperature is {self.temperature}; it must be finite and at least 0")
-        if self.normaliser not in ("support", "full"):
-            raise ValueError(f"normaliser is {self.normaliser!r}; choose 'support' or 'full'")
+        if self.normaliser not in NORMALISERS:
+            raise ValueError(f"normaliser is {self.normaliser!r}; choose one of {', '.join(NORMALISERS)}")
 
 
 @dataclass(frozen=True)

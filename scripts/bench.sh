@@ -1,10 +1,15 @@
 #!/usr/bin/env bash
-# Time the phases of a cycle, and how their cost grows. Arguments go to both programs, for example:
-#   bench.sh --base-model-path smollm2-demo --dtype bf16 --rounds 5
+# Time the phases of a cycle, and how their cost grows. Arguments go to evaluation.bench, and those that name the pair to evaluation.growth too, for example:
+#   bench.sh --base-model-path smollm2-demo --dtype bf16 --total-token 12 --depth 3
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bash scripts/install.sh
 [ $# -gt 0 ] || set -- --base-model-path smollm2-demo
+pair=() last=
+for word in "$@"; do
+    case $last in --base-model-path | --ea-model-path | --dtype) pair+=("$last" "$word") ;; esac
+    last=$word
+done
 set -x
 .venv/bin/python -m evaluation.bench --output results/bench/pair "$@"
-.venv/bin/python -m evaluation.growth --output results/growth/pair "$@"
+.venv/bin/python -m evaluation.growth --output results/growth/pair "${pair[@]}"

@@ -1,8 +1,10 @@
 """The target behind its cache and tree mask equals the target run plainly."""
 
+import json
 import warnings
 
 import pytest
+import sentencepiece
 import torch
 from tiny import FAMILIES, PROMPT, tiny_head, tiny_pair, tiny_target
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
@@ -10,7 +12,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 from eagle.model import target as target_module
 from eagle.model import tree_size
 from eagle.model.acceptance import contexts
-from eagle.model.ea_model import EaModel
+from eagle.model.ea_model import EaModel, load_tokenizer
 from eagle.model.target import TargetModel, default_taps, load_causal_lm, parse_dtype
 from eagle.model.tree_size import DEPTHS, EVERY, SIZES, TEXT, best_tree, expected_tokens
 
@@ -212,3 +214,17 @@ def test_a_quantised_target_decodes_as_it_does_plainly():
     expected = target.generate(PROMPT, attention_mask=torch.ones_like(PROMPT), do_sample=False, max_new_tokens=30, pad_token_id=0)
     for kwargs in ({"sampling": "none"}, {"sampling": "topk"}, {"sampling": "rheo", "m": 1}):
         assert model.eagenerate(PROMPT, max_new_tokens=30, **kwargs).tolist() == expected.tolist()
+
+
+def test_a_tokenizer_that_comes_as_a_sentencepiece_model_is_loaded(tmp_path, recwarn):
+    """As with Vicuna-13B-v1.3, whose tokenizer is a ``tokenizer.model`` and nothing else."""
+    tiny_target().save_pretrained(tmp_path)
+    texts = ["the sea is blue and the sky is blue", "a bird flies over the sea", "who sees the bird in the sky"] * 4
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(texts), model_prefix=str(tmp_path / "tokenizer"), model_type="bpe", vocab_size=60, hard_vocab_limit=False, minloglevel=2
+    )
+    settings = {"tokenizer_class": "LlamaTokenizer", "add_bos_token": True, "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings | {"legacy": False}))
+    ids = load_tokenizer(str(tmp_path), {})("the bird sees the sea").input_ids
+    own = sentencepiece.SentencePieceProcessor(model_file=str(tmp_path / "tokenizer.model"))
+    assert ids == [own.bos_id(), *own.encode("the bird sees the sea")] and not any("no tokenizer" in str(w.message) for w in recwarn)
