@@ -93,7 +93,7 @@ def run_block(model: EaModel, request: Request, paths: dict[str, str]) -> dict:
         block["cuda_graph"] = True
     if drafting:
         block |= {"total_token": options.total_token, "depth": options.depth, "top_k": options.top_k}
-        block |= {"head": model.draft.fingerprint()}
+        block |= {"head": model.draft.fingerprint}
     if options.sampling == "rheo":
         block |= {"m": pool.m, "support": pool.support, "normaliser": pool.normaliser}
         block |= {"verification": options.verification or "rheo"}

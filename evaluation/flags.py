@@ -112,4 +112,4 @@ def study_settings(args: argparse.Namespace, model: EaModel) -> dict:
     given = {"pair": args.pair, "limit": args.limit or "all", "max_new_token": args.max_new_token, "seeds": args.seeds or 1}
     tree = {name: model.tree_defaults[name] for name in ("total_token", "depth", "top_k")}
     dtype = str(model.target.dtype).removeprefix("torch.")
-    return given | tree | {"dtype": dtype, "head": model.draft.fingerprint(), "device": device_name(model.target.device), "commit": commit()}
+    return given | tree | {"dtype": dtype, "head": model.draft.fingerprint, "device": device_name(model.target.device), "commit": commit()}

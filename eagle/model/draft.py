@@ -4,6 +4,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Callable
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -124,8 +125,9 @@ class DraftModel(nn.Module):
         self.rotary = LlamaRotaryEmbedding(self.config).to(self.fc.weight.device)
         return self
 
+    @cached_property
     def fingerprint(self) -> str:
-        """Tells heads apart: 16 hexadecimal digits of the SHA-256 of ``fc``, as loaded."""
+        """Tells heads apart: 16 hexadecimal digits of the SHA-256 of ``fc``, as it is when first asked for."""
         return hashlib.sha256(self.fc.weight.detach().cpu().float().numpy().tobytes()).hexdigest()[:16]
 
     def target_ids(self) -> Tensor | None:

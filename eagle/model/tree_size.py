@@ -69,7 +69,7 @@ def identity(target: TargetModel, draft: DraftModel, total_token: int | None, de
     kind = str(target.dtype)[6:] if quantised is None else hashlib.sha256(str(quantised).encode()).hexdigest()[:16]
     given = "".join(f", {label} {value}" for label, value in (("total_token", total_token), ("depth", depth)) if value is not None)
     # The last words tell entries that hold nodes and depth from older ones, which hold nodes alone.
-    return f"{name} {kind}, head {draft.fingerprint()}, {place}, torch {torch.__version__}{given}, top-k {top_k}, chosen tree"
+    return f"{name} {kind}, head {draft.fingerprint}, {place}, torch {torch.__version__}{given}, top-k {top_k}, chosen tree"
 
 
 def best_tree(tau: dict[int, Tensor], drafting: dict[int, float], verification: dict[int, float]) -> tuple[int, int]:
