@@ -69,12 +69,16 @@ def turn_seed(seed: int, question_id: int | str, choice: int, turn: int) -> int:
     return int.from_bytes(digest[:8], "big") >> 1  # 63 bits, what torch.Generator.manual_seed takes
 
 
-def run_block(model: EaModel, request: Request, paths: dict[str, str]) -> dict:
-    """All that one would need to repeat the run."""
+def run_block(model: EaModel, request: Request, more: dict[str, str | None]) -> dict:
+    """All that one would need to repeat the run.
+
+    Args:
+        more: what the model and the request do not know: paths, how it was warmed up.
+    """
     options, drafting = request.options, request.options.sampling != "none"
     pool = options.tree.pool
     block = {
-        **paths,
+        **more,
         "bench_name": request.bench_name,
         "template": request.template,
         "num_choices": request.num_choices,
@@ -267,13 +271,17 @@ def resume(path: Path, request: Request, run: dict, own: bool = True) -> list[di
     return records
 
 
-def read_answers(paths: Iterable[Path]) -> list[dict]:
+def read_answers(paths: Iterable[Path], growing: bool = False) -> list[dict]:
     """The records of answer files, in order.
+
+    Args:
+        growing: whether a last line without its end is left out, as a process that is writing, or was killed, leaves it.
 
     Raises:
         ValueError: naming the line that is not an answer.
     """
-    return [record for path in paths for record in parse_answers(Path(path).read_text(encoding="utf-8"), path)]
+    texts = ((path, Path(path).read_text(encoding="utf-8", errors="replace" if growing else "strict")) for path in paths)
+    return [record for path, text in texts for record in parse_answers(text[: text.rfind("\n") + 1] if growing else text, path)]
 
 
 def parse_answers(text: str, path: Path) -> list[dict]:

@@ -13,7 +13,7 @@ from rheo import FILL, KIND_NAMES, LEAD, SAMPLED
 BINS = 10  # of the proxy, each a tenth wide
 
 # Of the slots of one kind with a proxy in one bin, whose parents verification visited: [their number, their sum of proxies, acceptances].
-Cell = list[float]
+Tally = list[float]
 # By slot kind (rheo.KIND_NAMES): (mean proxy, share accepted, number) of each bin that holds slots.
 Curves = dict[str, list[tuple[float, float, float]]]
 
@@ -23,7 +23,7 @@ def bin_of(proxy: float) -> int:
     return min(int(proxy * BINS), BINS - 1)
 
 
-def tally(cycles: Iterable[list[list[Slot]]]) -> dict[str, list[Cell]]:
+def tally(cycles: Iterable[list[list[Slot]]]) -> dict[str, list[Tally]]:
     """The cells of each kind by bin, from the visited families of some cycles."""
     cells = {kind: [[0, 0.0, 0] for _ in range(BINS)] for kind in KIND_NAMES}
     for families in cycles:
@@ -34,7 +34,7 @@ def tally(cycles: Iterable[list[list[Slot]]]) -> dict[str, list[Cell]]:
     return cells
 
 
-def curves(tallies: list[dict[str, list[Cell]]]) -> Curves:
+def curves(tallies: list[dict[str, list[Tally]]]) -> Curves:
     """Many tallies as one."""
     found: Curves = {}
     for kind in KIND_NAMES:

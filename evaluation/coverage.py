@@ -61,9 +61,9 @@ def run(args: argparse.Namespace) -> None:
     questions = {bench: load_questions(question_file(bench), None, args.limit) for bench in args.bench_name or experiment.benches}
     model = EaModel.from_pretrained(pair.base_model_path, pair.ea_model_path, *experiment.tree, dtype=pair.dtype)
     check_template(pair.template, model.tokenizer)
-    table = []
+    seeds, table = args.seeds or experiment.seeds, []
     for bench, of_bench in questions.items():
-        counts, sums = measure(model, of_bench, pair.template, args.max_new_token, args.seeds or experiment.seeds, args.every)
+        counts, sums = measure(model, of_bench, pair.template, args.max_new_token, seeds, args.every)
         if not counts:
             raise ValueError(f"no answer to {bench} has two tokens; raise --max-new-token")
         for support in SUPPORTS:
@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> None:
         coverage = show(row["coverage"], digits=3)
         lines.append(f"| {BENCH_LABELS[row['bench']]} | {row['support']} | {row['nodes']:,} | {coverage} | {paper} |")
     text = "\n".join(lines) + "\n\nT = 1; ± half of the 95 % interval, clustered by question.\n"
-    settings = flags.study_settings(args, model) | {"every": args.every}
+    settings = flags.study_settings(args, model, seeds) | {"every": args.every}
     write_table(flags.study_folder(args, "table5") / "coverage", text, table, settings)
 
 

@@ -88,8 +88,8 @@ class Runner:
 
     @property
     def warm_up_tokens(self) -> int:
-        """With CUDA graphs as many as an answer may have, so that no capture is measured."""
-        return 8 if self.model.graphs is None else self.max_new_token
+        """With CUDA graphs as many as an answer may have, so that few captures are measured (those of longer prompts are)."""
+        return 8 if self.model.graphs is None or self.experiment.timing else self.max_new_token
 
     def warm_up(self, pending: list[tuple[Question, tuple[Cell, Request, dict]]]) -> None:
         """The beginning of an answer in every way to decode, thrown away."""
@@ -139,7 +139,7 @@ def run(args: argparse.Namespace) -> None:
     made = Runner(args.name, flags.pair(args), folder, args.max_new_token, part).run(cells, questions)
     print(f"{made} answers made in {time.perf_counter() - start:.0f} s, the others were there", flush=True)
     if part == (0, 1):
-        write(Results(args.name, args.pair, folder, benches, seeds), folder)
+        write(Results(args.name, args.pair, folder, benches, seeds, args.limit), folder)
     elif processes().is_main_process:
         options = f"--pair {args.pair}" + ("" if args.dtype is None else f" --dtype {args.dtype}")
         options += f" --max-new-token {args.max_new_token} --results {args.results}"

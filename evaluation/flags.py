@@ -107,9 +107,9 @@ def study_folder(args: argparse.Namespace, name: str) -> Path:
     return args.results / name / pair_folder(args) / f"cap{args.max_new_token}"
 
 
-def study_settings(args: argparse.Namespace, model: EaModel) -> dict:
+def study_settings(args: argparse.Namespace, model: EaModel, seeds: int) -> dict:
     """What made a table along answers of the target, for the table to carry."""
-    given = {"pair": args.pair, "limit": args.limit or "all", "max_new_token": args.max_new_token, "seeds": args.seeds or 1}
+    given = {"pair": args.pair, "limit": args.limit or "all", "max_new_token": args.max_new_token, "seeds": seeds}
     tree = {name: model.tree_defaults[name] for name in ("total_token", "depth", "top_k")}
     dtype = str(model.target.dtype).removeprefix("torch.")
     return given | tree | {"dtype": dtype, "head": model.draft.fingerprint, "device": device_name(model.target.device), "commit": commit()}

@@ -25,6 +25,7 @@ from evaluation.questions import Question, load_questions, question_file
 from evaluation.statistics import Statistic
 from evaluation.tables import show, write_table
 from rheo import Draws, TreeOptions, build_tree, theory, verify
+from rheo.pool import highest
 
 # On MT-bench; the paper does not say with which model.
 PAPER = {"topk": 0.800, "rheo-m1-rrsw": 0.835, "rheo-m1": 0.854}
@@ -33,10 +34,14 @@ PAPER = {"topk": 0.800, "rheo-m1-rrsw": 0.835, "rheo-m1": 0.854}
 def predicted(p: Tensor, draft_logits: Tensor, target_ids: Tensor | None, arm: Arm, tree: TreeOptions) -> Tensor:
     """Acceptance in closed form ``[rows]`` from target laws ``[rows, V]`` and draft logits ``[rows, draft V]``."""
     n, everything = tree.pool.size, draft_logits.shape[-1]
-    support = everything if arm.sampling == "topk" else tree.pool.support or everything
-    values, places = draft_logits.double().topk(min(support, everything))
+    support = n if arm.sampling == "topk" else tree.pool.support or everything
+    values, places = highest(draft_logits, min(support, everything))
     ids = places if target_ids is None else target_ids[places]
-    q = torch.zeros_like(p).scatter_(1, ids, values.softmax(-1))
+    # The support first, in the pool's own order: where logits tie, the pool and the closed forms then mean the same tokens.
+    ranks = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+    order = torch.full(p.shape, everything, device=ids.device).scatter_(1, ids, ranks).sort(dim=-1, stable=True).indices
+    p, q = p.gather(1, order), torch.zeros_like(p)
+    q[:, : ids.shape[1]] = values.double().softmax(-1)
     if arm.sampling == "topk":
         return theory.top_k_acceptance(p, q, n)
     q_tail = theory.tail_law(q, arm.m, tree.pool.temperature)
@@ -103,7 +108,8 @@ def run(args: argparse.Namespace) -> None:
     questions = {bench: load_questions(question_file(bench), None, args.limit) for bench in args.bench_name or ONE_LEVEL.benches}
     model = EaModel.from_pretrained(pair.base_model_path, pair.ea_model_path, *ONE_LEVEL.tree, dtype=pair.dtype)
     check_template(pair.template, model.tokenizer)
-    rows = list(measure(model, questions, pair.template, args.temperature, args.max_new_token, args.seeds or ONE_LEVEL.seeds))
+    seeds = args.seeds or ONE_LEVEL.seeds
+    rows = list(measure(model, questions, pair.template, args.temperature, args.max_new_token, seeds))
     if not rows:
         raise ValueError("no answer has two tokens; raise --max-new-token")
     table = summarise(rows)
@@ -113,7 +119,7 @@ def run(args: argparse.Namespace) -> None:
         paper = "" if row["paper"] is None else f"{row['paper']:.3f}"
         lines.append(f"| {BENCH_LABELS[row['bench']]} | {row['arm']} | {row['contexts']} | {values} | {paper} |")
     text = "\n".join(lines) + "\n\n± half of the 95 % interval, clustered by question.\n"
-    settings = flags.study_settings(args, model) | {"temperature": args.temperature}
+    settings = flags.study_settings(args, model, seeds) | {"temperature": args.temperature}
     name = "table4" if args.temperature == 1 else f"table4-T{args.temperature:g}"
     write_table(flags.study_folder(args, "table4") / name, text, table, settings, answers=rows)
 

@@ -33,15 +33,16 @@ def section(table: Path, results: Path) -> tuple[str, str]:
     """(anchor, HTML) of one table with its figures and its settings."""
     anchor = "-".join(table.relative_to(results).with_suffix("").parts)
     place = ", ".join(table.relative_to(results).parent.parts[1:])
-    parts = [f'<section id="{html.escape(anchor)}">', tables_as_html(table.read_text(encoding="utf-8"))]
-    parts.insert(2, f"<p>{html.escape(place)}</p>")
+    parts = [f'<section id="{html.escape(anchor)}">', tables_as_html(table.read_text(encoding="utf-8")), f"<p>{html.escape(place)}</p>"]
     for picture in (table.with_suffix(".svg"), table.with_name(f"{table.stem}-calibration.svg")):
         if picture.exists():
             drawing = picture.read_text(encoding="utf-8")
             parts.append(f"<figure>{drawing[drawing.index('<svg') :]}</figure>")
     made = table.with_suffix(".json")
-    settings = json.loads(made.read_text(encoding="utf-8")).get("settings") if made.exists() else None
-    if settings:
+    content = json.loads(made.read_text(encoding="utf-8")) if made.exists() else {}
+    if not isinstance(content, dict):
+        raise ValueError(f"{made} names no settings: an older version wrote it; write the table again (python -m evaluation.tables)")
+    if settings := content.get("settings"):
         parts.append(f"<details><summary>Settings</summary><pre>{html.escape(json.dumps(settings, indent=1))}</pre></details>")
     return anchor, "\n".join([*parts, "</section>"])
 

@@ -50,11 +50,11 @@ def labels(arms: list[str]) -> dict[str, str]:
     found = {}
     for arm in arms:
         run, alike = json.loads(arm), [json.loads(other) for other in arms if label_of(other) == label_of(arm)]
-        differing = [k for k in (*ARM_KEYS, "model_id") if any(other.get(k) != run.get(k) for other in alike)]
-        # The name of a model is asked for only where nothing else differs.
-        differing = [k for k in differing if k != "model_id"] or differing
+        differing = [k for k in ARM_KEYS if any(other.get(k) != run.get(k) for other in alike)]
         found[arm] = label_of(arm) + "".join(f", {k} {run.get(k)}" for k in differing)
-    return found
+    # The name of a model tells arms apart only where their settings do not.
+    shared = {name for name in found.values() if list(found.values()).count(name) > 1}
+    return {arm: f"{name}, model_id {json.loads(arm)['model_id']}" if name in shared else name for arm, name in found.items()}
 
 
 def totals(records: list[dict]) -> dict[str, dict]:

@@ -1,7 +1,8 @@
 """Tables and figures of the paper's experiments from their answers: ``python -m evaluation.tables table2 --pair demo``.
 
-Writes ``<name>.md``, ``<name>.csv`` and ``<name>.json``, and for figures ``<name>.png`` and ``<name>.svg``, beside the paper's values. Only
-questions that every arm has answered count, so that differences between arms are paired by question, in a run that is not finished too.
+Writes ``<name>.md``, ``<name>.csv`` and ``<name>.json``, for figures ``<name>.png`` and ``<name>.svg``, and ``<name>-calibration.png`` and ``.svg`` (how
+often slots are accepted, by proxy), beside the paper's values. Only questions that every arm has answered count, so that differences between arms
+are paired by question, in a run that is not finished too.
 """
 
 import argparse
@@ -18,6 +19,7 @@ from eagle.program import one_line_errors
 from evaluation import calibration, flags
 from evaluation.answers import CIRCUMSTANCES, read_answers
 from evaluation.grids import BENCH_LABELS, BENCHES, EXPERIMENTS, PAIRS, PAPER, PAPER_DRAFT_MS, Arm, Experiment
+from evaluation.questions import load_questions, question_file
 from evaluation.report import totals
 from evaluation.statistics import Estimate, Statistic
 from rheo import KIND_NAMES
@@ -71,6 +73,7 @@ class Results:
 
     Args:
         benches, seeds: those that count; None for all that the folder holds.
+        limit: the first so many questions of each bench; None for all.
 
     Attributes:
         settings: what all answers share.
@@ -79,7 +82,9 @@ class Results:
         ValueError: where there are no answers, a question is answered twice in a cell, or answers were made with different settings.
     """
 
-    def __init__(self, name: str, pair: str, folder: Path, benches: Iterable[str] | None = None, seeds: Iterable[int] | None = None):
+    def __init__(
+        self, name: str, pair: str, folder: Path, benches: Iterable[str] | None = None, seeds: Iterable[int] | None = None, limit: int | None = None
+    ):
         self.name, self.label, self.experiment = name, PAIRS[pair].label, EXPERIMENTS[name]
         found: dict[str, set] = {}
         for path in folder.glob("*/*-seed*"):
@@ -95,6 +100,9 @@ class Results:
             if not common:
                 raise ValueError(f"no question of {bench} is answered by every arm yet; give python -m evaluation.experiment {name} again")
             order = [question for question in next(iter(answers.values())) if question in common]
+            if limit is not None:
+                first = {question.question_id for question in load_questions(question_file(bench), None, limit)}
+                order = [question for question in order if question in first]
             for cell in answers:
                 self.records.setdefault((bench, cell.arm, cell.temperature), []).extend(answers[cell][question] for question in order)
         self.settings = {"experiment": name, "pair": pair} | self.shared()
@@ -103,9 +111,9 @@ class Results:
         """The records of a cell by question id; which process or machine answered does not show."""
         answers = {}
         for path in sorted(cell.glob("*.jsonl")):
-            for record in read_answers([path]):
+            for record in read_answers([path], growing=True):
                 if record["question_id"] in answers:
-                    raise ValueError(f"{path}: question {record['question_id']!r} stands in another file of this folder too")
+                    raise ValueError(f"{path}: question {record['question_id']!r} is answered twice in this folder")
                 answers[record["question_id"]] = record
                 block = record.get("run") or {}
                 if block not in self.blocks:
@@ -116,7 +124,8 @@ class Results:
         """The settings that all answers share; of what does not decide them (``CIRCUMSTANCES``), all values."""
         settings: dict = {}
         for block in self.blocks:
-            for key, value in block.items():
+            drafting = {} if block.get("sampling") == "none" else {"head": None}  # a head that is not named is another one
+            for key, value in (drafting | block).items():
                 if key in CIRCUMSTANCES:
                     settings[key] = sorted({*settings.get(key, ()), value}, key=str)
                 elif key not in OF_A_CELL and settings.setdefault(key, value) != value:
@@ -178,8 +187,12 @@ def show(estimate: Estimate | None, sign: bool = False, digits: int = 2) -> str:
     return value if estimate.low is None else f"{value} ± {(estimate.high - estimate.low) / 2:.{digits}f}"
 
 
-def markdown(rows: list[Row], experiment: Experiment) -> str:
-    """tau by arm and bench, then the differences to the first drafting arm."""
+def markdown(rows: list[Row], experiment: Experiment, threads: list) -> str:
+    """tau by arm and bench, then the differences to the first drafting arm.
+
+    Args:
+        threads: with how many the answers were made.
+    """
     benches = list(dict.fromkeys(row.bench for row in rows))
     labels = [BENCH_LABELS.get(bench, bench) for bench in benches]
     timed = any(row.speedup for row in rows)
@@ -198,10 +211,11 @@ def markdown(rows: list[Row], experiment: Experiment) -> str:
         if mean.difference:
             gains = " | ".join(gain(here[b]) for b in benches)
             differences.append(f"| {arm} | {temperature:g} | {gains} |" + " |" * len(extra))
+    warning = "" if len(threads) < 2 else f"Answers were made with {' and '.join(map(str, threads))} threads: their times do not compare. "
     first = next(arm.name for arm in experiment.arms if arm.sampling != "none")
     lines += [f"| **minus {first}** |" + " |" * (1 + len(labels + extra)), *differences]
     notes = (
-        f"± half of the 95 % interval, clustered by question; {rows[-1].questions} questions, {rows[-1].seeds} seed(s). "
+        f"{warning}± half of the 95 % interval, clustered by question; {rows[-1].questions} questions, {rows[-1].seeds} seed(s). "
         f"The mean is that of the benches, unweighted{', for the speedup the geometric one' if timed else ''}."
     )
     return f"# {experiment.title}\n\n" + "\n".join(lines) + f"\n\n{notes}\n"
@@ -317,16 +331,17 @@ def draw(rows: list[Row], experiment: Experiment, pictures: list[Path]) -> None:
             errors = [0 if p.tau.low is None else p.tau.high - p.tau.value for p in sampled]
             leads = [int(p.arm[len("rheo-m")]) for p in sampled]
             axis.errorbar(leads, [p.tau.value for p in sampled], errors, marker="o", capsize=3, label="rheo")
-            top = next(row for row in here if row.arm == "topk")
-            axis.axhline(top.tau.value, color="gray", linestyle="--", label="topk")
-            if top.tau.low is not None:
-                axis.axhspan(top.tau.low, top.tau.high, color="gray", alpha=0.15)
+            for top in (row for row in here if row.arm == "topk"):
+                axis.axhline(top.tau.value, color="gray", linestyle="--", label="topk")
+                if top.tau.low is not None:
+                    axis.axhspan(top.tau.low, top.tau.high, color="gray", alpha=0.15)
             axis.set_xlabel("m")
             axis.set_xticks(leads)
         axis.set_title(BENCH_LABELS[bench])
         axis.grid(alpha=0.3)
     axes[0][0].set_ylabel("tau")
-    axes[0][0].legend()
+    if axes[0][0].get_legend_handles_labels()[0]:
+        axes[0][0].legend()
     for picture in pictures:
         with replacing(picture) as scratch:
             figure.savefig(scratch, dpi=160)
@@ -337,7 +352,7 @@ def write(results: Results, output: Path) -> None:
     """Write the table or figure of an experiment to a folder, and print it."""
     name, rows = results.name, results.rows()
     sources = [Sources.of(arm, temperature, records) for arm, temperature, records in results.drafted()]
-    text = markdown(rows, results.experiment) + "\n" + sources_table(sources)
+    text = markdown(rows, results.experiment, results.settings.get("threads", [])) + "\n" + sources_table(sources)
     write_table(output / name, text, [vars(row) for row in rows], results.settings, sources=[asdict(row) for row in sources])
     if name.startswith("figure"):
         draw(rows, results.experiment, [output / f"{name}.{kind}" for kind in ("png", "svg")])
@@ -362,7 +377,7 @@ def main(argv: list[str] | None = None) -> None:
         flags.check_study(args)
         folder = flags.study_folder(args, args.name)
         seeds = None if args.seeds is None else range(args.seeds)
-        write(Results(args.name, args.pair, folder, args.bench_name, seeds), args.output or folder)
+        write(Results(args.name, args.pair, folder, args.bench_name, seeds, args.limit), args.output or folder)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Table 5 of the paper: tau, drafting time and coverage by size of the support; arguments go to both programs, for example: --pair demo --limit 20
-# (--part divides evaluation.experiment alone)
+# (not --part, which evaluation.experiment alone knows: give it that and evaluation.coverage by themselves)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bash scripts/install.sh

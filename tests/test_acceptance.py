@@ -130,10 +130,16 @@ def test_the_command_pairs_arms_and_heads_on_the_same_contexts(pair_on_disk, cap
             assert row["to_first_head"]["value"] == pytest.approx(sum(r["tau"] - o["tau"] for r, o in zip(cell, other)) / len(cell))
 
 
-@pytest.mark.parametrize("arm", ["rheo", "rheo:x", "topk:1", "rheo:1:best", "greedy"])
+@pytest.mark.parametrize("arm", ["rheo", "rheo:x", "topk:1", "rheo:1:best", "rheo:1:rrsw:rheo", "greedy"])
 def test_an_unknown_arm_is_refused_by_name(arm):
     with pytest.raises(ValueError, match=f"arm is '{arm}'; write topk"):
         acceptance.parse_arm(arm)
+
+
+def test_an_arm_is_a_pool_and_how_it_is_scored_and_verified():
+    assert acceptance.parse_arm("topk") == {"sampling": "topk"}
+    assert acceptance.parse_arm("rheo:auto") == {"sampling": "rheo", "m": "auto"}
+    assert acceptance.parse_arm("rheo:2:rrsw:full") == {"sampling": "rheo", "m": 2, "verification": "rrsw", "normaliser": "full"}
 
 
 def test_bad_settings_end_with_one_line(pair_on_disk):

@@ -10,7 +10,7 @@ from eagle.model.cycle import summarise
 from eagle.model.decoding import DecodingOptions, NonFiniteLogits, decode
 from eagle.model.ea_model import EaModel
 from eagle.model.stops import stop_token_ids
-from rheo import KIND_NAMES, Verdict
+from rheo import KIND_NAMES, Tree, Verdict
 
 EVERY_SAMPLING = [{"sampling": "none"}, {"sampling": "topk"}, {"sampling": "rheo", "m": 0}, {"sampling": "rheo", "verification": "rrsw"}]
 
@@ -212,6 +212,21 @@ def test_families_are_the_children_of_the_visited_nodes(model, monkeypatch):
     assert seen == set(KIND_NAMES)
 
 
+def test_padding_is_nobodys_child():
+    """Nodes that do not exist have the root as parent, and a kind."""
+    parents, kinds = torch.tensor([0, 0, 0, 1, 0, 0]), torch.tensor([-1, 0, 1, 2, 0, 1])
+    scores = torch.tensor([1.0, 0.5, 0.25, 0.125, 0.0, 0.0]).log()
+    valid = scores > -torch.inf
+    ids, nothing = torch.arange(6), torch.zeros(1, 1)
+    tree = Tree(ids, parents, ids, kinds, valid, scores, torch.eye(6) > 0, ids * 0, ids[None], nothing, max_levels=2)
+    verdict = Verdict(torch.tensor([0, 1, 3]), torch.tensor([1, 3, 9]), torch.tensor(3), torch.tensor(True))
+    outcome = cycle.to_host(summarise(tree, verdict), 6)
+    assert outcome.tokens == [1, 3, 9] and outcome.kinds == ["lead", "fill"] and outcome.finite
+    assert outcome.families == [
+        [("lead", pytest.approx(0.5), True), ("sampled", pytest.approx(0.25), False)], [("fill", pytest.approx(0.25), True)]
+    ]  # fmt: skip
+
+
 def test_the_rich_result_adds_up(model):
     result = model.generate(PROMPT, model.options(temperature=1.0, max_new_tokens=40, sampling="rheo"))
     assert 1 + sum(result.accept_lengths) >= result.new_tokens == 40
@@ -303,6 +318,7 @@ def test_cycles_of_fixed_shape_that_wait_for_nothing_give_the_same_tokens(sampli
         usual, fixed = (list(decode(model.target, model.draft, prompt, options, graphs=g))[-1] for g in (None, graphs))
         assert fixed.token_ids == usual.token_ids and fixed.accept_lengths == usual.accept_lengths
         assert fixed.accepted_kinds == usual.accepted_kinds
+        # Masked keys more or fewer round differently: float32 scores of a few levels.
         slots = [[(s.kind, pytest.approx(s.proxy, rel=1e-3), s.accepted) for f in families for s in f] for families in usual.families]
         assert [[slot for family in families for slot in family] for families in fixed.families] == slots
     assert len(graphs.kept) == 1 and len(set(shapes)) <= 64 // step + 2  # at most 64 positions, so few graphs would do

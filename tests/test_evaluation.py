@@ -383,3 +383,15 @@ def test_greedy_check_tells_a_tie_from_a_fault(pair, capsys, monkeypatch):
     with pytest.raises(SystemExit, match="0"):
         greedy_check.main(args)
     assert "tie: first difference" in capsys.readouterr().out
+
+
+def test_arms_of_one_name_are_told_apart_by_what_differs():
+    base = {"sampling": "rheo", "m": 1, "support": 128, "verification": "rheo", "normaliser": "support", "total_token": 60, "depth": 7}
+    arms = [base | more for more in (
+        {"model_id": "a", "head": "x"}, {"model_id": "b", "head": "x"}, {"model_id": "a", "head": "y"}, {"model_id": "a", "m": 2},
+        {"model_id": "a", "normaliser": "full"},
+    )]  # fmt: skip
+    assert list(report.labels([json.dumps(arm) for arm in arms]).values()) == [
+        "rheo m=1 60x7, head x, model_id a", "rheo m=1 60x7, head x, model_id b", "rheo m=1 60x7, head y", "rheo m=2 60x7",
+        "rheo m=1 full softmax 60x7",
+    ]  # fmt: skip

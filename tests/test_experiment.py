@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -13,10 +14,13 @@ import torch
 from scipy import stats
 from tiny import save_pair, tiny_pair
 
+from eagle.model.law import SamplingOptions
+from eagle.model.options import DecodingOptions
 from evaluation import coverage, experiment, grids, one_level, report, tables
 from evaluation.answers import read_answers
 from evaluation.questions import Question
 from evaluation.statistics import Statistic
+from rheo import Draws, build_pools, theory
 
 
 @pytest.fixture(scope="module")
@@ -259,6 +263,7 @@ def test_another_processes_file_is_left_alone(run, tmp_path):
     path.write_bytes(whole + b'{"question_id": 2, "cho')
     run("table3", "--bench-name qa --seeds 1 --part 2/2")
     assert path.read_bytes() == whole + b'{"question_id": 2, "cho'
+    assert len(tables.Results("table3", "demo", folder).records["qa", grids.TOPK, 1.0]) == 3  # and a table is made without it
     run("table3", "--bench-name qa --seeds 1 --part 1/2")  # its own process drops what a kill has left
     assert path.read_bytes() == whole
 
@@ -275,6 +280,10 @@ def test_a_table_is_of_the_benches_and_seeds_asked_for(run, monkeypatch):
     monkeypatch.setattr(experiment, "answer", original)
     run("table3", "--bench-name sum --seeds 1")  # another seed has been begun: not ours
     assert (folder / "table3.md").read_text() == text
+    run("table3", "--bench-name sum --seeds 1 --limit 2")
+    assert "2 questions, 1 seed(s)" in (folder / "table3.md").read_text()
+    tables.main(f"table3 --pair demo --max-new-token 6 --bench-name sum --seeds 1 --limit 1 --results {folder.parents[2]}".split())
+    assert "1 questions, 1 seed(s)" in (folder / "table3.md").read_text()
 
 
 def test_answers_that_do_not_belong_together_are_refused(run):
@@ -282,14 +291,18 @@ def test_answers_that_do_not_belong_together_are_refused(run):
     path = folder / "qa/topk-T1-seed0/1-of-1.jsonl"
     whole = path.read_text()
     path.with_name("2-of-2.jsonl").write_text(whole)
-    with pytest.raises(ValueError, match="question 0 stands in another file"):
+    with pytest.raises(ValueError, match="question 0 is answered twice"):
         tables.Results("table3", "demo", folder)
     path.with_name("2-of-2.jsonl").unlink()
     path.write_text(whole.replace('"head": "', '"head": "x'))
     with pytest.raises(ValueError, match="answers with head 'x.*' and '.*' lie in one folder"):
         tables.Results("table3", "demo", folder)
-    path.write_text(whole.replace('"threads": ', '"threads": 7'))  # decides nothing
-    assert len(tables.Results("table3", "demo", folder).settings["threads"]) == 2
+    path.write_text(re.sub(', "head": "[0-9a-f]*"', "", whole))
+    with pytest.raises(ValueError, match="answers with head None and '.*' lie in one folder"):
+        tables.Results("table3", "demo", folder)
+    path.write_text(whole.replace('"threads": ', '"threads": 7'))  # decides no token, but times
+    tables.main(f"table3 --pair demo --max-new-token 6 --results {folder.parents[2]}".split())
+    assert "threads: their times do not compare" in (folder / "table3.md").read_text()
 
 
 def test_one_question_has_no_interval_and_one_token_no_cycle(run, capsys):
@@ -318,3 +331,22 @@ def test_the_programs_of_one_script_take_the_same_arguments():
     assert len({str(tables.flags.study_folder(args, "table5")) for args in seen}) == 1
     with pytest.raises(SystemExit):
         experiment.build_parser().parse_args(["table2", "--seed", "1"])  # no abbreviation of --seeds
+
+
+def test_closed_forms_and_pools_mean_the_same_tokens_where_logits_tie():
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(200, 64, generator=generator).mul(2).round().bfloat16()  # ties everywhere
+    p = torch.randn(200, 64, generator=generator).double().softmax(-1)
+    topk, _, rheo = grids.ONE_LEVEL.arms
+    for arm in (topk, rheo):
+        options = DecodingOptions(SamplingOptions(1.0), arm.sampling, arm.m, total_token=4, depth=0, top_k=3).tree
+        pools = build_pools(logits, options.pool, Draws(torch.Generator().manual_seed(0)))
+        found = one_level.predicted(p, logits, None, arm, options)
+        if arm == topk:
+            expected = p.gather(1, pools.tokens).sum(-1)
+        else:  # the pool's own ranks and law
+            expected = theory.rheo_acceptance(
+                p, torch.zeros_like(p).scatter_(1, pools.support, torch.arange(64, 0, -1).double().expand(200, -1)),
+                torch.zeros_like(p).scatter_(1, pools.support, pools.q_tail.double()), 3,
+            )  # fmt: skip
+        assert torch.allclose(found, expected, atol=1e-6), arm

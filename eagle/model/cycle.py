@@ -296,7 +296,7 @@ def to_host(summary: Tensor, nodes: int) -> Outcome:
     *walk, count, finite = map(int, walk)
     tokens, path = walk[: len(walk) // 2][:count], walk[len(walk) // 2 :][:count]
     parents, kinds, scores = rest[:nodes], rest[nodes : 2 * nodes], rest[2 * nodes :]
-    families: dict[float, list[Slot]] = {node: [] for node in path}
+    families: dict[int, list[Slot]] = {node: [] for node in path}
     for node, (parent, kind) in enumerate(zip(parents, kinds)):
         if kind != NO_KIND and parent in families:
             slot = Slot(KIND_NAMES[int(kind)], exp(scores[node] - scores[int(parent)]), node in path)
