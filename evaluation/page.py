@@ -23,7 +23,7 @@ pre { overflow-x: auto; background: #8881; padding: .7rem; font-size: .85rem; }
 
 def tables_as_html(text: str) -> str:
     """Markdown with wide tables that scroll by themselves, so that the page does not."""
-    body = markdown2.markdown(text, extras=["tables"])
+    body = markdown2.markdown(text, extras=["tables", "code-friendly", "fenced-code-blocks"])  # an underscore within a name is no emphasis
     for tag, wrapped in (("<table>", '<div class="scroll"><table>'), ("</table>", "</table></div>"), ("<h1>", "<h2>"), ("</h1>", "</h2>")):
         body = body.replace(tag, wrapped)
     return body

@@ -171,6 +171,7 @@ def test_one_page_gathers_tables_figures_and_settings(run, tmp_path, capsys):
     page = (tmp_path / "results/index.html").read_text()
     assert capsys.readouterr().out.rstrip().endswith("index.html")
     assert page.count("<section") == 2 and page.count("<svg") == 3 and page.count("<details>") == 2
+    assert "total_token 60, depth 7" in page and "<em>" not in page
     assert "<td>rheo-m1-rrsw</td>" in page and "&quot;dtype&quot;: &quot;float32&quot;" in page
     with pytest.raises(SystemExit, match="holds no tables"):
         report.main(["--html", str(tmp_path / "nothing")])
