@@ -23,9 +23,14 @@ def bin_of(proxy: float) -> int:
     return min(int(proxy * BINS), BINS - 1)
 
 
+def nothing_tried() -> dict[str, list[Tally]]:
+    """The cells of each kind by bin, all 0."""
+    return {kind: [[0, 0.0, 0] for _ in range(BINS)] for kind in KIND_NAMES}
+
+
 def tally(cycles: Iterable[list[list[Slot]]]) -> dict[str, list[Tally]]:
     """The cells of each kind by bin, from the visited families of some cycles."""
-    cells = {kind: [[0, 0.0, 0] for _ in range(BINS)] for kind in KIND_NAMES}
+    cells = nothing_tried()
     for families in cycles:
         for slot in (slot for family in families for slot in family):
             cell = cells[slot.kind][bin_of(slot.proxy)]
@@ -51,14 +56,14 @@ class Calibration:
         contexts: number of trees.
         visits: by level, expected visits of its nodes; level 0 is the root, 1 a tree.
         accepted: by (kind, level), expected acceptances.
-        tried: by (kind, level, bin of the proxy): [parents visited, their sum of proxies, acceptances].
+        tried: by level, the cells of each kind by bin of the proxy.
         pools, survived: expected visits of nodes whose pool had a sampled slot that competed, and of those where it is in the tree.
     """
 
     contexts: int = 0
     visits: dict = field(default_factory=lambda: defaultdict(float))
     accepted: dict = field(default_factory=lambda: defaultdict(float))
-    tried: dict = field(default_factory=lambda: defaultdict(lambda: [0.0, 0.0, 0.0]))
+    tried: dict = field(default_factory=lambda: defaultdict(nothing_tried))
     pools: float = 0.0
     survived: float = 0.0
 
@@ -79,7 +84,7 @@ class Calibration:
             proxy = score / nodes[parent][4]
             self.visits[level] += reach[node]
             self.accepted[kind, level] += reach[node]
-            cell = self.tried[kind, level, bin_of(proxy)]
+            cell = self.tried[level][KIND_NAMES[kind]][bin_of(proxy)]
             for i, value in enumerate((reach[parent], reach[parent] * proxy, reach[node])):
                 cell[i] += value
 
@@ -95,10 +100,7 @@ class Calibration:
 
     def curves(self) -> Curves:
         """Proxies against what was accepted, over all levels."""
-        by_level = {level: {kind: [[0.0] * 3 for _ in range(BINS)] for kind in KIND_NAMES} for _, level, _ in self.tried}
-        for (kind, level, place), cell in self.tried.items():
-            by_level[level][KIND_NAMES[kind]][place] = cell
-        return curves(list(by_level.values()))
+        return curves(list(self.tried.values()))
 
     def to_json(self) -> dict:
         """What the plot and the table show."""

@@ -18,7 +18,7 @@ from evaluation import flags
 from evaluation.acceptance import continuation
 from evaluation.grids import BENCH_LABELS, EXPERIMENTS
 from evaluation.prompts import check_template
-from evaluation.questions import Question, load_questions, question_file
+from evaluation.questions import Question
 from evaluation.statistics import Statistic
 from evaluation.tables import show, write_table
 
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> None:
     if args.every < 1:
         raise ValueError(f"--every is {args.every}; it must be at least 1")
     pair, experiment = flags.pair(args), EXPERIMENTS["table5"]
-    questions = {bench: load_questions(question_file(bench), None, args.limit) for bench in args.bench_name or experiment.benches}
+    questions = flags.study_questions(args, experiment.benches)
     model = EaModel.from_pretrained(pair.base_model_path, pair.ea_model_path, *experiment.tree, dtype=pair.dtype)
     check_template(pair.template, model.tokenizer)
     seeds, table = args.seeds or experiment.seeds, []

@@ -22,7 +22,7 @@ from evaluation import flags
 from evaluation.answers import Request, answer, answer_turn, append, resume, run_block
 from evaluation.grids import EXPERIMENTS, Cell, Pair
 from evaluation.prompts import check_template
-from evaluation.questions import Question, load_questions, question_file
+from evaluation.questions import Question
 from evaluation.tables import Results, write
 
 
@@ -129,9 +129,8 @@ def run(args: argparse.Namespace) -> None:
     """Set up, echo, answer."""
     flags.check_study(args)
     experiment = EXPERIMENTS[args.name]
-    benches, seeds = tuple(args.bench_name or experiment.benches), range(args.seeds or experiment.seeds)
-    questions = {bench: load_questions(question_file(bench), None, args.limit) for bench in benches}
-    cells = experiment.cells(benches, seeds)
+    questions, seeds = flags.study_questions(args, experiment.benches), range(args.seeds or experiment.seeds)
+    cells = experiment.cells(tuple(questions), seeds)
     part, folder = parse_part(args.part), flags.study_folder(args, args.name)
     total = sum(len(questions[cell.bench]) for cell in cells)
     print(f"{experiment.title}\n{len(cells)} cells, {total} answers, part {part[0] + 1} of {part[1]} -> {folder}", flush=True)
@@ -139,7 +138,7 @@ def run(args: argparse.Namespace) -> None:
     made = Runner(args.name, flags.pair(args), folder, args.max_new_token, part).run(cells, questions)
     print(f"{made} answers made in {time.perf_counter() - start:.0f} s, the others were there", flush=True)
     if part == (0, 1):
-        write(Results(args.name, args.pair, folder, benches, seeds, args.limit), folder)
+        write(Results(args.name, args.pair, folder, questions, seeds, args.limit), folder)
     elif processes().is_main_process:
         options = f"--pair {args.pair}" + ("" if args.dtype is None else f" --dtype {args.dtype}")
         options += f" --max-new-token {args.max_new_token} --results {args.results}"

@@ -10,6 +10,7 @@ from eagle.model.target import DTYPE_HELP
 from evaluation.answers import commit, device_name
 from evaluation.grids import BENCHES, PAIRS, Pair
 from evaluation.prompts import TEMPLATES
+from evaluation.questions import Question, load_questions, question_file
 from rheo import NORMALISERS, VERIFICATIONS, parse_m
 
 
@@ -100,6 +101,15 @@ def check_study(args: argparse.Namespace) -> None:
         value = getattr(args, name)
         if value is not None and value < 1:
             raise ValueError(f"--{name} is {value}; it must be at least 1")
+
+
+def study_questions(args: argparse.Namespace, benches: tuple[str, ...]) -> dict[str, list[Question]]:
+    """By bench the questions asked for.
+
+    Args:
+        benches: those that are taken where none is given.
+    """
+    return {bench: load_questions(question_file(bench), None, args.limit) for bench in args.bench_name or benches}
 
 
 def study_folder(args: argparse.Namespace, name: str) -> Path:

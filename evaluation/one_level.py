@@ -21,7 +21,7 @@ from evaluation.acceptance import continuation
 from evaluation.answers import turn_seed
 from evaluation.grids import BENCH_LABELS, ONE_LEVEL, Arm
 from evaluation.prompts import check_template
-from evaluation.questions import Question, load_questions, question_file
+from evaluation.questions import Question
 from evaluation.statistics import Statistic
 from evaluation.tables import show, write_table
 from rheo import Draws, TreeOptions, build_tree, theory, verify
@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> None:
     """Measure, print the table, write the rows."""
     flags.check_study(args)
     pair = flags.pair(args)
-    questions = {bench: load_questions(question_file(bench), None, args.limit) for bench in args.bench_name or ONE_LEVEL.benches}
+    questions = flags.study_questions(args, ONE_LEVEL.benches)
     model = EaModel.from_pretrained(pair.base_model_path, pair.ea_model_path, *ONE_LEVEL.tree, dtype=pair.dtype)
     check_template(pair.template, model.tokenizer)
     seeds = args.seeds or ONE_LEVEL.seeds

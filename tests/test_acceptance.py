@@ -167,7 +167,7 @@ def test_a_perfectly_calibrated_top_k_lies_on_the_diagonal():
         reach = reach_probabilities(tree, lambda node, logits=logits: logits[0].softmax(-1))
         reach = torch.where(tree.levels <= 1, reach, 0)
         found.add(Context(0, 0, tree, reach))
-    tried = {place: cell for (kind, level, place), cell in found.tried.items() if level == 1}
+    tried = {(kind, place): cell for kind, cells in found.tried[1].items() for place, cell in enumerate(cells) if cell[0]}
     assert len(tried) > 5
     for weight, proxies, accepted in tried.values():
         assert accepted / weight == pytest.approx(proxies / weight, abs=1e-5)
