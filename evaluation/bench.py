@@ -60,8 +60,8 @@ class Operations(TorchDispatchMode):
         name = function.overloadpacket.__name__
         elsewhere = any(x.device.type not in ("cpu", "meta") for x in given)
         self.reads += elsewhere and (name == "_local_scalar_dense" or any(x.device.type == "cpu" for x in made))
-        before = {x.untyped_storage().data_ptr() for x in given}
-        view = all(x.untyped_storage().data_ptr() in before for x in made) and not function._schema.is_mutable
+        before = {x.untyped_storage()._cdata for x in given}  # not its address, which tensors without data lack
+        view = all(x.untyped_storage()._cdata in before for x in made) and not function._schema.is_mutable
         if made and not view:
             self.counts[name] += 1
         return result

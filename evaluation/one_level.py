@@ -25,7 +25,6 @@ from evaluation.questions import Question
 from evaluation.statistics import Statistic
 from evaluation.tables import show, write_table
 from rheo import Draws, TreeOptions, build_tree, theory, verify
-from rheo.pool import highest
 
 # On MT-bench; the paper does not say with which model.
 PAPER = {"topk": 0.800, "rheo-m1-rrsw": 0.835, "rheo-m1": 0.854}
@@ -35,7 +34,7 @@ def predicted(p: Tensor, draft_logits: Tensor, target_ids: Tensor | None, arm: A
     """Acceptance in closed form ``[rows]`` from target laws ``[rows, V]`` and draft logits ``[rows, draft V]``."""
     n, everything = tree.pool.size, draft_logits.shape[-1]
     support = n if arm.sampling == "topk" else tree.pool.support or everything
-    values, places = highest(draft_logits, min(support, everything))
+    values, places = draft_logits.topk(min(support, everything))
     ids = places if target_ids is None else target_ids[places]
     # The support first, in the pool's own order: where logits tie, the pool and the closed forms then mean the same tokens.
     ranks = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)

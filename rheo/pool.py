@@ -17,7 +17,6 @@ AUTO = "auto"
 AUTO_LEAD = 1  # lead slots with m AUTO, where the pool has so many besides the sampled one
 AGREEMENT = 0.3  # see ``acceptance_scores``
 GREEDY_BELOW = 1e-5  # temperatures under this one mean argmax
-TOP_BLOCK = 8  # tokens of a block of the vocabulary, see ``highest``
 
 
 def parse_m(text: str) -> int | str:
@@ -108,27 +107,32 @@ def build_pools(logits: Tensor, options: PoolOptions, draws: Draws, target_ids: 
     else:
         n_lead = min(options.m, n_support)
 
-    top, ids = highest(logits, n_support)  # [P, S], the only sort; its order is stored and used by verification
+    top, ids = logits.topk(n_support)  # [P, S], the only sort; its order is stored and used by verification
     top = top.to(precision)
-    full = top_k_only or options.normaliser == "full"
-    log_q = (top - (logits.to(precision) if full else top).logsumexp(-1, keepdim=True)).clamp_max(0)
+    if top_k_only or options.normaliser == "full":
+        log_q = (top - logits.to(precision).logsumexp(-1, keepdim=True)).clamp_max(0)
+    else:
+        log_q = top.log_softmax(-1)
     support = ids if target_ids is None else target_ids[ids]
 
     if n_lead == n_support or top_k_only:  # no tail: nothing to sample
-        kinds = torch.zeros(n_lead, dtype=torch.long, device=logits.device)
+        kinds = slots(n_lead, n_lead, logits.device)[1]
         return Pools(support[:, :n_lead], log_q[:, :n_lead], kinds, support, torch.zeros_like(top))
 
     q_tail = pad(tempered(top[:, n_lead:], options.temperature), (n_lead, 0))
     drawn = draws.token(q_tail)[:, None]  # [P, 1] index into the support
 
     scores, log_proxy = acceptance_scores(log_q, q_tail, n_lead) if auto else (log_q, sampled_log_proxy(log_q, n_lead))
-    tail_is_empty = log_q[:, n_lead:].exp().sum(-1, keepdim=True) == 0
-    log_proxy = log_proxy.masked_fill(tail_is_empty, -torch.inf)
+    skipped = drawn
+    if n_lead:  # else the tail is everything
+        tail_is_empty = log_q[:, n_lead:].exp().sum(-1, keepdim=True) == 0
+        log_proxy = log_proxy.masked_fill(tail_is_empty, -torch.inf)
+        skipped = drawn.masked_fill(tail_is_empty, n_support)
 
     # The fill slots are the next tokens in order, stepping over the sampled one where there is one.
     ranks, kinds = slots(width, n_lead, logits.device)
     lead, fill = ranks[:n_lead].expand(parents, -1), ranks[n_lead : width - 1].expand(parents, -1)
-    fill = fill + (fill >= drawn.masked_fill(tail_is_empty, n_support))
+    fill = fill + (fill >= skipped)
     return Pools(
         tokens=support.gather(1, torch.cat((lead, drawn, fill), 1)),
         log_proxy=torch.cat((log_q[:, :n_lead], log_proxy, scores.gather(1, fill)), 1),
@@ -136,20 +140,6 @@ def build_pools(logits: Tensor, options: PoolOptions, draws: Draws, target_ids: 
         support=support,
         q_tail=q_tail,
     )
-
-
-def highest(logits: Tensor, n: int) -> tuple[Tensor, Tensor]:
-    """The n highest of logits ``[P, V]``, falling, and their ids: ``topk``, which on a CPU takes its time over a large vocabulary.
-
-    There the vocabulary is cut into blocks: the n highest logits lie in the n blocks of the highest maxima, and maxima are quick to find.
-    """
-    vocab = logits.shape[-1]
-    if logits.device.type != "cpu" or vocab % TOP_BLOCK or vocab < 4 * n * TOP_BLOCK:
-        return logits.topk(n)
-    blocks = logits.unflatten(-1, (TOP_BLOCK, -1))  # a column is a block
-    columns = blocks.amax(1).topk(n).indices[:, None]
-    top, places = blocks.gather(2, columns.expand(-1, TOP_BLOCK, -1)).flatten(1).topk(n)
-    return top, places // n * blocks.shape[2] + columns[:, 0].gather(1, places % n)
 
 
 def tempered(logits: Tensor, temperature: float) -> Tensor:
@@ -165,10 +155,10 @@ def tempered(logits: Tensor, temperature: float) -> Tensor:
 
 @lru_cache(maxsize=None)  # a CUDA graph reads these where they are
 def slots(width: int, n_lead: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """int64 ``[width]`` ranks 0, 1, ..., and the slot kinds of a pool with a sampled slot; made once, since they never change."""
+    """int64 ``[width]`` ranks 0, 1, ..., and the slot kinds of a pool; made once, since they never change. Without a sampled slot all are LEAD."""
     kinds = torch.full((width,), FILL)
     kinds[:n_lead] = LEAD
-    kinds[n_lead] = SAMPLED
+    kinds[n_lead : n_lead + 1] = SAMPLED
     return torch.arange(width).to(device), kinds.to(device)
 
 

@@ -152,6 +152,9 @@ class RationalTensor:
     def logsumexp(self, dim: int, keepdim: bool) -> "RationalTensor":
         return self._like(self.values.sum(axis=dim, keepdims=keepdim))
 
+    def log_softmax(self, dim: int) -> "RationalTensor":
+        return self._like(_divide(self.values, self.values.sum(axis=dim, keepdims=True)))
+
     def softmax(self, dim: int) -> "RationalTensor":
         weights = _log_minus(self.values, self.values.max(axis=dim, keepdims=True))  # as in floats, where only differences count
         return self._like(_divide(weights, weights.sum(axis=dim, keepdims=True)), log=False)

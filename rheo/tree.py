@@ -92,7 +92,7 @@ class Growth:
     Attributes:
         levels: the pools of each level, one row per expanded parent.
         scores: ``[C]`` path scores of all candidates, level by level, left to right.
-        expanded: per expansion the candidate indices ``[F]`` of the expanded nodes, in rank order.
+        expanded: per expansion the expanded nodes ``[F]`` in rank order, as indices among the candidates of their level.
     """
 
     levels: list[Pools]
@@ -135,13 +135,11 @@ def grow(
     levels = [build_pools(root_logits[None], options.pool, draws, target_ids)]
     scores = [levels[0].log_proxy.flatten()]
     expanded = []
-    offset = 0
     for level in range(1, options.depth + 1):
         parents, order = levels[-1], best_first(scores[-1])[: options.pool.size]
         logits = expand(parents.tokens.flatten()[order], order // parents.tokens.shape[1], level)
         levels.append(build_pools(logits, options.pool, draws, target_ids))
-        expanded.append(offset + order)
-        offset += scores[-1].numel()
+        expanded.append(order)
         scores.append((scores[-1][order, None] + levels[-1].log_proxy).flatten())
     return Growth(levels, torch.cat(scores), expanded)
 
@@ -155,12 +153,13 @@ def prune(root: Tensor, growth: Growth, total_token: int) -> Tree:
     device, n_candidates = scores.device, scores.numel()
     keep = best_first(scores)[: total_token - 1].sort().values  # back to level order: parents first
     nodes = pad(keep, (1, 0), value=n_candidates)
-    parent_row, depth, slot = layout(tuple(tuple(pools.tokens.shape) for pools in levels), device)[:, nodes]
+    places, first = layout(tuple(tuple(pools.tokens.shape) for pools in levels), device)
+    parent_row, depth, slot = places[:, nodes]
     log_scores = pad(scores, (0, 1))[nodes]
     valid = log_scores > -torch.inf
 
     # Pool row 0 belongs to the root, row r to the r-th expanded candidate.
-    row_owner = torch.cat([torch.full((1,), n_candidates, device=device), *expanded])
+    row_owner = pad(torch.cat([keep[:0], *expanded]), (1, 0)) + first
     node_of = torch.zeros(n_candidates + 1, dtype=torch.long, device=device)
     node_of[nodes] = torch.arange(nodes.numel(), device=device)
     row_of = torch.zeros(n_candidates + 1, dtype=torch.long, device=device)
@@ -182,21 +181,27 @@ def prune(root: Tensor, growth: Growth, total_token: int) -> Tree:
 
 
 @lru_cache(maxsize=None)  # a CUDA graph reads it where it is
-def layout(shapes: tuple[tuple[int, int], ...], device: torch.device) -> Tensor:
-    """int64 ``[3, C + 1]``: row of its parent's pool, level and slot of each candidate, level by level, left to right; then the root's.
-
-    The root is of level 0 and in a slot of its own, behind those of a pool.
+def layout(shapes: tuple[tuple[int, int], ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Where candidates stand; it follows from the options, and so is made once.
 
     Args:
-        shapes: (parents, slots of a pool) of each level. They follow from the options, so the layout is made once.
+        shapes: (parents, slots of a pool) of each level.
+
+    Returns:
+        int64 ``[3, C + 1]``, row of its parent's pool, level and slot of each candidate, level by level, left to right; then the root's, which is
+        of level 0 and in a slot of its own, behind those of a pool. And int64 ``[R]``, for each pool row the first candidate of the
+        level that its owner is of; for row 0 the root.
     """
-    columns, first = [], 0
+    columns, first, row, start, end = [], [], 0, 0, 0
     for level, (parents, width) in enumerate(shapes, 1):
-        row = torch.arange(first, first + parents).repeat_interleave(width)
-        columns.append(torch.stack((row, torch.full_like(row, level), torch.arange(width).repeat(parents))))
-        first += parents
+        if level > 1:
+            first.append(torch.full((parents,), start))
+        start, end = end, end + parents * width
+        rows = torch.arange(row, row + parents).repeat_interleave(width)
+        columns.append(torch.stack((rows, torch.full_like(rows, level), torch.arange(width).repeat(parents))))
+        row += parents
     columns.append(torch.tensor([[0], [0], [shapes[0][1]]]))
-    return torch.cat(columns, 1).to(device)
+    return torch.cat(columns, 1).to(device), torch.cat([torch.tensor([end]), *first]).to(device)
 
 
 def best_first(scores: Tensor) -> Tensor:

@@ -39,7 +39,9 @@ def check_verification(verification: str, m: int | str | None) -> None:
         raise ValueError("m='auto' with verification 'rrsw' is not lossless: a lead token's place may hang on the token drawn; give m a number")
 
 
-def verify(tree: Tree, law: Callable[[Tensor], Tensor], draws: Draws, verification: str = "rheo") -> Verdict:
+def verify(
+    tree: Tree, law: Callable[[Tensor], Tensor], draws: Draws, verification: str = "rheo", at_once: bool | None = None
+) -> Verdict:
     """Emit tokens down one path of the tree, losslessly.
 
     At each node the sampled child Y is accepted with probability ``min(1, p(Y) / q_tail(Y))``; else one
@@ -50,36 +52,46 @@ def verify(tree: Tree, law: Callable[[Tensor], Tensor], draws: Draws, verificati
     ``verification="rrsw"`` is the paper's baseline (Appendices A and D.2): the lead children are tried under p
     first, then Y against q_tail under what is left of p, then the fill children.
 
-    The walk has a fixed number of steps and decides with tensors alone, so that a GPU never waits for
-    the host; on the CPU it stops at the step that ends it.
-
     Args:
-        law: maps a node index (int64 ``[]``) to the target's law ``[V]`` there, after temperature and filters;
-            called for visited nodes only.
+        law: maps a node index (int64 ``[]``) to the target's law ``[V]`` there, after temperature and filters; with ``at_once`` all nodes
+            (``[N]``) to theirs (``[N, V]``).
+        at_once: decide at all nodes in one pass and then follow the path, in a fixed number of operations for which a GPU never waits for
+            the host; else node by node, the visited ones only. Draws at different nodes are independent, so the law is the same. None: at
+            once everywhere but on a CPU.
 
     Raises:
         ValueError: for an unknown ``verification``.
     """
     check_verification(verification, None)
-    node = torch.zeros((), dtype=torch.long, device=tree.tokens.device)
-    walking = torch.ones((), dtype=torch.bool, device=node.device)
-    count, finite = node, walking
-    path, tokens = [], []
-    for _ in range(tree.max_levels + 1):
-        p = law(node)
+    root = torch.zeros((), dtype=torch.long, device=tree.tokens.device)
+
+    def visit(node: Tensor, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The token emitted at ``node`` of law p, the node after it (itself where the walk ends), and whether p is finite."""
         children = tree.children(node)
         token = next_token(tree, node, children, p, draws, verification)
-        finite = finite & (~walking | ~p.isnan().any())
+        hit = children & (tree.tokens == token)
+        return token, torch.where(hit.any(), hit.int().argmax(), node), ~p.isnan().any()
+
+    if at_once or (at_once is None and root.device.type != "cpu"):
+        every = torch.arange(tree.tokens.numel(), device=root.device)
+        tokens, following, finite = torch.vmap(visit, randomness="different")(every, law(every))
+        path = [root]
+        for _ in range(tree.max_levels):
+            path.append(pick(following, path[-1]))
+        path = torch.stack(path)
+        return Verdict(path, tokens[path], 1 + (path.diff() != 0).sum(), finite[path].all())
+
+    node, path, tokens, finite = root, [], [], torch.ones_like(root, dtype=torch.bool)
+    for _ in range(tree.max_levels + 1):
+        token, following, sound = visit(node, law(node))
         path.append(node)
         tokens.append(token)
-        count = count + walking
-        hit = children & (tree.tokens == token)
-        walking = walking & hit.any()
-        node = torch.where(walking, hit.int().argmax(), node)
-        if node.device.type == "cpu" and not walking:
+        finite = finite & sound
+        if following == node:
             break
+        node = following
     missing = tree.max_levels + 1 - len(path)
-    return Verdict(torch.stack(path + path[-1:] * missing), torch.stack(tokens + tokens[-1:] * missing), count, finite)
+    return Verdict(torch.stack(path + path[-1:] * missing), torch.stack(tokens + tokens[-1:] * missing), root + len(path), finite)
 
 
 def next_token(tree: Tree, node: Tensor, children: Tensor, p: Tensor, draws: Draws, verification: str) -> Tensor:
@@ -99,9 +111,9 @@ def next_token(tree: Tree, node: Tensor, children: Tensor, p: Tensor, draws: Dra
     sampled, ratio, residual = sampled_child(tree, node, children, p)
     accepted = draws.accept(ratio)
     # An accepted token is a law with all its mass on it: the draw below then is a formality.
-    law = torch.where(accepted, one_hot(sampled, p), residual)
+    law = settled(residual, accepted, sampled)
     if first is not None:
-        law = torch.where(first_hit, one_hot(first, p), law)
+        law = settled(law, first_hit, first)
     return draws.token(law)
 
 
@@ -128,9 +140,9 @@ def normalised(weights: Tensor, otherwise: Tensor) -> Tensor:
     return torch.where(total > 0, weights / total, otherwise)
 
 
-def one_hot(token: Tensor, like: Tensor) -> Tensor:
-    """All mass on ``token``, shaped as ``like`` ``[V]``."""
-    return torch.zeros_like(like).scatter_(0, token.reshape(1), 1)
+def settled(law: Tensor, known: Tensor, token: Tensor) -> Tensor:
+    """``law`` ``[V]``, or where ``known`` (bool ``[]``) all mass on ``token``."""
+    return law.masked_fill(known, 0).scatter_add_(0, token.reshape(1), known.reshape(1).to(law.dtype))
 
 
 def scatter_tokens(tree: Tree, nodes: Tensor, like: Tensor) -> Tensor:

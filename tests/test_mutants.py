@@ -54,7 +54,7 @@ MUTANTS = {
         "pool": [
             ("torch.cat((lead, drawn, fill), 1)", "torch.cat((lead, fill, drawn), 1)"),
             ("torch.cat((log_q[:, :n_lead], log_proxy, scores.gather(1, fill)), 1)", "torch.cat((log_q[:, :n_lead], scores.gather(1, fill), log_proxy), 1)"),
-            ("    kinds[n_lead] = SAMPLED\n", "    kinds[-1] = SAMPLED\n"),
+            ("    kinds[n_lead : n_lead + 1] = SAMPLED\n", "    kinds[width - 1 : ] = SAMPLED\n"),
         ]
     },
     "min(1, p/q) on lead and fill tokens": {

@@ -7,7 +7,7 @@ import torch
 from scipy.stats import chisquare
 
 from rheo import AUTO, FILL, LEAD, SAMPLED, Draws, PoolOptions, TreeOptions, build_pools, build_tree
-from rheo.pool import AGREEMENT, highest
+from rheo.pool import AGREEMENT
 
 
 def draws(seed=0):
@@ -62,22 +62,6 @@ def test_pool_equals_the_literal_definition(m, support):
             assert pools.tokens[0].tolist() == [t for t, _, _ in expected]
             assert pools.kinds.tolist() == [k for _, _, k in expected]
             assert pools.log_proxy[0].exp().tolist() == pytest.approx([s for _, s, _ in expected], abs=1e-14)
-
-
-@pytest.mark.parametrize("kind", ["dense", "tied", "in one block", "bf16"])
-@pytest.mark.parametrize("n", [1, 10, 128])
-def test_the_highest_of_a_large_vocabulary_are_those_of_a_sort(n, kind):
-    logits = torch.randn(3, 8192, generator=torch.Generator().manual_seed(n)) * 3
-    if kind == "tied":
-        logits = logits.round()
-    if kind == "in one block":  # a block is a column of [8, 1024]
-        logits[:, 5::1024] += 100
-    if kind == "bf16":
-        logits = logits.bfloat16()
-    values, ids = highest(logits, n)
-    assert torch.equal(values, logits.sort(descending=True).values[:, :n])
-    assert torch.equal(logits.gather(1, ids), values)
-    assert all(len(set(row)) == n for row in ids.tolist())
 
 
 @pytest.mark.parametrize("shape", [(20_001,), (2, 16_512)])

@@ -120,11 +120,14 @@ class Cycle:
             self.tree = build_tree(self.root, self.root_logits, self.state.expand, self.tree_options, self.draws, self.target_ids)
 
     def verify(self) -> None:
-        """One forward of the target over the tree, then a walk down from the root, for which laws are computed as they are met."""
+        """One forward of the target over the tree, then the walk down from the root."""
         tree = self.tree
         self.output = output = self.target.tree_forward(tree.tokens, tree.levels, tree.mask, self.cache, self.taps)
-        verification = self.options.verification or "rheo"
-        self.verdict = verify(tree, lambda node: self.law(pick(output.logits, node)), self.draws, verification)
+
+        def law(nodes: Tensor) -> Tensor:
+            return self.law(pick(output.logits, nodes) if nodes.dim() == 0 else output.logits)
+
+        self.verdict = verify(tree, law, self.draws, self.options.verification or "rheo")
 
     def commit(self, count: int | None = None) -> None:
         """Keep the accepted path in the target's cache.

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding, rotate_half
+from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding
 
 from eagle.model.cache import KVBuffer, round_up
 from eagle.model.target import default_taps, resolve_local
@@ -52,7 +52,7 @@ class DraftAttention(nn.Module):
         qkv = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         qk, v = qkv.split((self.heads + self.kv_heads, self.kv_heads), 1)
         cos, sin = angles
-        q, k = (qk * cos + rotate_half(qk) * sin).split((self.heads, self.kv_heads), 1)
+        q, k = torch.addcmul(qk * cos, qk.roll(self.head_dim // 2, -1), sin).split((self.heads, self.kv_heads), 1)
         # A NaN or an infinity in one row would reach rows that do not see it (0 * NaN), so that a drawn token could
         # change the pools of its cousins. The row itself may be as wrong as it likes.
         k, v = (torch.nan_to_num(x, 0.0, 0.0, 0.0) for x in (k, v))
@@ -139,8 +139,13 @@ class DraftModel(nn.Module):
         return self.fc(features)
 
     def angles(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
-        """Rotary cosines and sines ``[1, n, head_dim]`` of positions ``[n]``, computed in float32, in the dtype of ``like``."""
-        return self.rotary(like, positions[None])
+        """Rotary cosines and sines ``[1, n, head_dim]`` of positions ``[n]``, computed in float32, in the dtype of ``like``.
+
+        The first half of the sines is negative: a row turns by ``x * cos + roll(x, head_dim / 2) * sin``.
+        """
+        cos, sin = self.rotary(like, positions[None])
+        sin[..., : sin.shape[-1] // 2].neg_()
+        return cos, sin
 
     def forward(
         self, tokens: Tensor, hidden: Tensor, angles: tuple[Tensor, Tensor], attend: Attend, embedding: nn.Module
@@ -178,7 +183,7 @@ class DraftState:
         weight = model.fc.weight
         heads, head_dim = model.config.num_key_value_heads, model.config.head_dim
         self.buffer = KVBuffer(1, heads, head_dim, capacity, weight.dtype, weight.device, step)
-        self.angles = model.angles(self.buffer.rows, weight)
+        self.angles = torch.stack(model.angles(self.buffer.rows, weight))
         self.itself = torch.eye(0, dtype=torch.bool, device=weight.device)  # rows of one level see themselves alone
         self.last = None  # [1, h] of the last committed position
         self.hidden = None  # [F, h] of the newest rows: the last committed position, then the newest tree level
@@ -223,7 +228,7 @@ class DraftState:
             self.itself = torch.eye(n, dtype=torch.bool, device=tokens.device)
         first = self.seen.shape[1]
         self.seen = torch.cat((self.seen[parent_ranks], self.itself[:n, :n]), 1)
-        place = buffer.end + level - 1
+        place = buffer.end + (level - 1)
         places = slice(place, place + 1) if isinstance(place, int) else place.reshape(1)
         self.hidden = self._forward(tokens, self.hidden[parent_ranks], places, self.seen, slice(first, first + n), first + n)
         return self.model.logits(self.hidden)
@@ -237,8 +242,7 @@ class DraftState:
             k, v = self.buffer.write(0, k, v, rows, end)
             return scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
 
-        angles = tuple(part[:, places] for part in self.angles)
-        return self.model(tokens[None], hidden[None], angles, attend, self.embedding)[0]
+        return self.model(tokens[None], hidden[None], self.angles[:, :, places].unbind(), attend, self.embedding)[0]
 
 
 def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

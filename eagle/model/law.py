@@ -67,11 +67,11 @@ class TargetLaw:
                 self.warpers.append(MinPLogitsWarper(float(options.min_p)))
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """Probabilities ``[V]`` float32 of ``logits`` ``[V]``; all NaN where a logit is NaN or infinite."""
+        """Probabilities ``[..., V]`` float32 of ``logits`` ``[..., V]``; all NaN where a logit is NaN or infinite."""
         logits = logits.float()
         if self.greedy:
-            p = torch.zeros_like(logits).scatter_(0, logits.argmax(0, keepdim=True), 1)
+            p = torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1)
         else:
-            p = self.warpers(None, logits[None]).softmax(-1)[0]
+            p = self.warpers(None, logits.reshape(-1, logits.shape[-1])).softmax(-1).view_as(logits)
         # 0 times a sum of finite numbers is 0; an infinity or a NaN anywhere makes it NaN.
-        return p + 0 * logits.abs().max()
+        return p + 0 * logits.abs().amax(-1, keepdim=True)
