@@ -87,6 +87,23 @@ def test_float64_replay_and_fractions_agree(setting):
         assert [rounded[budget][text] for text in shared] == pytest.approx([float(law[text]) for text in shared], abs=1e-12)
 
 
+@pytest.mark.parametrize("m, verification", [(None, "rheo"), (0, "rheo"), (1, "rheo"), (AUTO, "rheo"), (0, "rrsw"), (1, "rrsw")])
+def test_deciding_at_all_nodes_at_once_gives_the_same_law(m, verification, monkeypatch):
+    """As a GPU does; every draw of every node, visited or not, is walked. ``torch.vmap`` does not take fractions: a loop stands in for it."""
+    monkeypatch.setattr(torch, "vmap", lambda step, randomness: lambda nodes, laws: [torch.stack(x) for x in zip(*map(step, nodes, laws))])
+
+    def at_once(tree, law, draws, verification):
+        return verify(tree, lambda nodes: [law(node) for node in nodes], draws, verification, at_once=True)
+
+    lazily = enumerator(Setting("", 3, 4, 2, m, 1, (2, 3), verification=verification))
+    for trees in lazily.kept_trees((), (2, 3)).values():
+        expected = lazily.emitted((), trees)
+        with monkeypatch.context() as patch:
+            patch.setattr("rheo.enumeration.verify", at_once)
+            assert lazily.emitted((), trees) == expected
+        assert len(expected) > 3
+
+
 @pytest.mark.parametrize("filters", [{"top_k": 2}, {"top_p": 0.7}, {"min_p": 0.3}, {"temperature": 0.5, "top_k": 3, "top_p": 0.9, "min_p": 0.05}], ids=str)
 def test_output_law_under_filters_is_the_law_of_transformers_warpers(filters):
     """Target laws made by the warpers that decoding uses (equal to those of ``generate``: test_law12), taken as fractions."""

@@ -1,5 +1,7 @@
 """Verification and the target's law: the laws that are too small for a test of the output law."""
 
+import itertools
+
 import pytest
 import torch
 from tiny import PROMPT, tiny_pair
@@ -90,6 +92,31 @@ def test_verification_reads_the_target_at_visited_nodes_only():
 
     verdict = verify(tree, law, draws())
     assert visited == verdict.path[: verdict.count].tolist() and len(visited) < tree.tokens.numel()
+
+
+def test_all_nodes_at_once_and_node_by_node_end_alike_where_nothing_is_left_to_chance():
+    """Greedy laws over trees of several shapes, padding among their nodes: the same path, tokens and count, and NaN is reported where it is met."""
+    table = torch.randn(9, 9, generator=torch.Generator().manual_seed(0))
+    law = TargetLaw(SamplingOptions(temperature=0.0))
+    counts = set()
+    for nodes, depth, m in itertools.product((2, 6, 30), (0, 1, 3), (None, 0, 1)):
+        options = TreeOptions(PoolOptions(3, m, 0, temperature=0.0), nodes, depth)
+        for root in range(9):
+            tree = build_tree(torch.tensor(root), table[root], lambda tokens, ranks, level: table[tokens], options, draws(root))
+            rows = 0.7 * table[tree.tokens] + 0.3 * table[tree.tokens].roll(1, 0)  # near the draft's, and different
+            for broken in (None, 0, 1):
+                if broken is not None:
+                    rows[broken] = float("nan")
+                lazily, at_once = (verify(tree, lambda node: law(rows[node]), draws(), at_once=x) for x in (False, True))
+                assert lazily.count == at_once.count and lazily.finite == at_once.finite
+                count = lazily.count
+                assert torch.equal(lazily.path[:count], at_once.path[:count]) and lazily.path.shape == at_once.path.shape
+                if broken is None:
+                    assert torch.equal(lazily.tokens[:count], at_once.tokens[:count]) and lazily.tokens.shape == at_once.tokens.shape
+                    counts.add(count.item())
+                elif broken == 0:
+                    assert not at_once.finite
+    assert len(counts) > 2
 
 
 def test_unknown_verification_is_an_error():
