@@ -32,8 +32,9 @@ from evaluation.prompts import build_prompt, check_template
 from evaluation.questions import load_questions, question_file
 from evaluation.statistics import Estimate, ratio_of_ratios
 from evaluation.tables import show
+from rheo import AUTO
 
-ARMS = {"plain": {"sampling": "none"}, "topk": {"sampling": "topk"}} | {f"rheo m={m}": {"sampling": "rheo", "m": m} for m in (0, 1, 2)}
+ARMS = {"plain": {"sampling": "none"}, "topk": {"sampling": "topk"}} | {f"rheo m={m}": {"sampling": "rheo", "m": m} for m in (0, 1, 2, AUTO)}
 PHASES = ("draft", "verify", "commit")
 COUNTED = 10  # cycles, at least, whose operations are counted
 NODES = (1, 4, 8, 12, 16, 24, 32, 60)

@@ -58,7 +58,8 @@ class TargetLaw:
         self.greedy = options.greedy
         self.warpers = LogitsProcessorList()
         if not self.greedy:
-            self.warpers.append(TemperatureLogitsWarper(float(options.temperature)))
+            if options.temperature != 1:
+                self.warpers.append(TemperatureLogitsWarper(float(options.temperature)))
             if options.top_k:
                 self.warpers.append(TopKLogitsWarper(int(options.top_k)))
             if 0 < options.top_p < 1:
