@@ -110,6 +110,7 @@ class Calibration:
             "accepted_by_level": self.by_level(),
             "sampled_slot_survives": self.survived / self.pools if self.pools else None,
             "calibration": self.curves(),
+            "calibration_by_level": {level: curves([cells]) for level, cells in sorted(self.tried.items())},
         }
 
 
