@@ -38,7 +38,7 @@ def test_acceptances_equal_the_closed_forms_over_the_whole_vocabulary(temperatur
 
 def test_a_draft_that_is_certain_and_an_empty_tail_are_no_special_cases():
     p = torch.tensor([[0.7, 0.2, 0.1, 0.0]], dtype=torch.float64)
-    found = acceptances(p, torch.tensor([[0.0, -2000.0, -2000.0, -2000.0]]), None, 2, 1.0)
+    found = acceptances(p, torch.tensor([[0.0, -2000.0, -2001.0, -2002.0]]), None, 2, 1.0)
     assert all(value.isfinite().all() for value in found.values())
     assert found[TOP_K].item() == pytest.approx(0.9) and found["m = 1"].item() == pytest.approx(0.7)  # nobody takes the place of a slot that is absent
 
