@@ -83,31 +83,39 @@ def measure(
                 yield {**place, "head": path, "arm": name, "draw": draw, "tau": context.tau}
 
 
+def taus(rows: list[dict]) -> dict[tuple[str, str], Statistic]:
+    """tau by head and arm, clustered by question."""
+    sums: dict[tuple[str, str], tuple[dict, dict]] = {}
+    for row in rows:
+        totals, counts = sums.setdefault((row["head"], row["arm"]), ({}, {}))
+        question = row["question_id"]
+        totals[question], counts[question] = totals.get(question, 0.0) + row["tau"], counts.get(question, 0) + 1
+    return {key: Statistic.ratio(*both) for key, both in sums.items()}
+
+
+def count_contexts(rows: list[dict]) -> int:
+    """Different contexts, however often each was drawn."""
+    return len({(row["question_id"], row["place"]) for row in rows})
+
+
 def summarise(rows: list[dict]) -> list[dict]:
     """Per head and arm: tau, and its difference to the first arm and to the same arm of the first head."""
-    sums: dict[tuple[str, str], dict] = {}
-    for row in rows:
-        by_question = sums.setdefault((row["head"], row["arm"]), {})
-        total, count = by_question.get(row["question_id"], (0.0, 0))
-        by_question[row["question_id"]] = total + row["tau"], count + 1
-    first_head, first_arm = next(iter(sums))
+    found = taus(rows)
+    first_head, first_arm = next(iter(found))
 
-    def over(key: tuple[str, str], other: tuple[str, str] | None = None) -> Estimate:
-        mean, reference = (
-            k and Statistic.ratio({q: t for q, (t, _) in sums[k].items()}, {q: n for q, (_, n) in sums[k].items()}) for k in (key, other)
-        )
-        return (mean.minus(reference) if reference else mean).estimate()
+    def over(key: tuple[str, str], other: tuple[str, str]) -> Estimate:
+        return found[key].minus(found[other]).estimate()
 
     return [
         {
             "head": head,
             "arm": arm,
-            "contexts": sum(n for _, n in sums[head, arm].values()),
-            "tau": over((head, arm)),
+            "contexts": count_contexts(rows),
+            "tau": tau.estimate(),
             "to_first_arm": None if arm == first_arm else over((head, arm), (head, first_arm)),
             "to_first_head": None if head == first_head else over((head, arm), (first_head, arm)),
         }
-        for head, arm in sums
+        for (head, arm), tau in found.items()
     ]
 
 

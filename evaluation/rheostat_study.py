@@ -1,32 +1,37 @@
 """What could any choice of m gain? ``python -m evaluation.rheostat_study --base-model-path smollm2-demo``.
 
 One level, a pool of K slots that all survive, after every token of the target's own answers: the acceptance of Top-K and of each m in closed
-form (``rheo.theory``), with p and q both known. Then what limits a rule that sets m itself: the best m at each node, chosen by someone who
-knows p; the best verifier for the pool of m = 1 (optimal transport); and the K likeliest tokens of p, more than which no pool of K accepts.
+form (``rheo.theory``), with p and q both known. Then what limits a rule that sets m itself: the best of these at each node, chosen by someone
+who knows p; the best verifier for the pool of m = 1 (optimal transport); and, beside, the K likeliest tokens of p, the most that K chosen tokens
+accept (a sampled slot can pass it).
 """
 
 import argparse
+import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from eagle.files import replace_text
 from eagle.model.acceptance import paired_logits
 from eagle.model.ea_model import EaModel
 from eagle.model.law import TargetLaw
 from eagle.program import one_line_errors
 from evaluation import flags
 from evaluation.acceptance import continuation
+from evaluation.answers import commit, device_name
 from evaluation.prompts import check_template
 from evaluation.questions import load_questions, question_file
 from evaluation.statistics import Statistic
 from evaluation.tables import show
-from rheo import theory
+from rheo import PoolOptions, theory
 
 LEADS = (0, 1, 2, 3)
-TOP_K, ORACLE, VERIFIER, POOL = "Top-K", "best m at each node", "best verifier, m = 1", "K likeliest of p"
-SUPPORT = 128
+TOP_K, ORACLE, VERIFIER, POOL = "Top-K", "best at each node", "best verifier, m = 1", "K likeliest of p"
+SUPPORT = PoolOptions().support
 
 
 def acceptances(p: Tensor, draft_logits: Tensor, target_ids: Tensor | None, slots: int, temperature: float) -> dict[str, Tensor]:
@@ -35,7 +40,7 @@ def acceptances(p: Tensor, draft_logits: Tensor, target_ids: Tensor | None, slot
     Args:
         p: ``[nodes, V]`` target laws.
         draft_logits: ``[nodes, draft V]``.
-        slots: K, at most the tokens of the draft.
+        slots: K, at most SUPPORT and the tokens of the draft.
     """
     values, places = draft_logits.double().topk(min(SUPPORT, draft_logits.shape[-1]))
     ids = places if target_ids is None else target_ids[places]
@@ -82,20 +87,28 @@ def run(args: argparse.Namespace) -> None:
     model = EaModel.from_pretrained(args.base_model_path, args.ea_model_path, **flags.model(args))
     if model.draft is None:
         raise ValueError("--ea-model-path is missing: there is nothing to draft with")
-    if not 1 <= args.top_k <= model.draft.config.draft_vocab_size:
-        raise ValueError(f"--top-k is {args.top_k}; it must lie in 1..{model.draft.config.draft_vocab_size}")
+    most = min(SUPPORT, model.draft.config.draft_vocab_size)
+    if not 1 <= args.top_k <= most:
+        raise ValueError(f"--top-k is {args.top_k}; it must lie in 1..{most}")
     check_template(args.template, model.tokenizer)
-    found, nodes = {}, 0
+    found, nodes = {}, {}
     for temperature in args.temperature:
         by_question = dict(measure(model, args, temperature))
         if not by_question:
             raise ValueError(f"no answer at temperature {temperature:g} has two tokens; raise --max-new-token")
-        counts = {question: len(part[TOP_K]) for question, part in by_question.items()}
-        nodes += sum(counts.values())
+        nodes[temperature] = counts = {question: len(part[TOP_K]) for question, part in by_question.items()}
         names = next(iter(by_question.values()))
         found[temperature] = {name: Statistic.ratio({q: part[name].sum().item() for q, part in by_question.items()}, counts) for name in names}
-    print(render(found))
-    print(f"{nodes} nodes, {len(by_question)} questions at each T, K = {args.top_k}; acceptance of one level, differences to Top-K; ± half of the 95 % interval, clustered by question")
+    text = render(found) + (
+        f"\n{sum(sum(counts.values()) for counts in nodes.values())} nodes of {len(set().union(*nodes.values()))} questions, K = {args.top_k}; "
+        "acceptance of one level, then differences to Top-K; ± half of the 95 % interval, clustered by question\n"
+    )
+    print(text)
+    if args.output is not None:
+        settings = {k: v for k, v in vars(args).items() if k != "output"} | {"commit": commit(), "device": device_name(model.target.device)}
+        table = {t: {name: {"value": x.value, "error": x.error} for name, x in row.items()} for t, row in found.items()}
+        replace_text(args.output.with_suffix(".md"), text)
+        replace_text(args.output.with_suffix(".json"), json.dumps({"settings": settings, "table": table, "nodes": nodes}) + "\n")
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -111,6 +124,7 @@ def main(argv: list[str] | None = None) -> None:
     add("--temperature", type=float, nargs="+", default=[0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.3])
     add("--top-k", type=int, default=10, help="slots of a pool")
     add("--seed", type=int, default=0)
+    add("--output", type=Path, help="table (.md) and its numbers (.json)")
     flags.add_model(parser)
     with one_line_errors():
         run(parser.parse_args(argv))

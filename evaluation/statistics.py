@@ -47,6 +47,13 @@ class Statistic:
         influence = {(name, k): u / len(parts) for name, part in parts.items() for k, u in part.influence.items()}
         return cls(sum(part.value for part in parts.values()) / len(parts), influence)
 
+    @classmethod
+    def mean_of_same(cls, parts: list["Statistic"]) -> "Statistic":
+        """The unweighted mean of several statistics of the same questions, each of which stays one cluster."""
+        questions = {question for part in parts for question in part.influence}
+        influence = {k: sum(part.influence.get(k, 0.0) for part in parts) / len(parts) for k in questions}
+        return cls(sum(part.value for part in parts) / len(parts), influence)
+
     def times(self, factor: float) -> "Statistic":
         return Statistic(self.value * factor, {k: u * factor for k, u in self.influence.items()})
 

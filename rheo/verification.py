@@ -40,7 +40,7 @@ def check_verification(verification: str, m: int | str | None) -> None:
 
 
 def verify(
-    tree: Tree, law: Callable[[Tensor], Tensor], draws: Draws, verification: str = "rheo", at_once: bool | None = None
+    tree: Tree, law: Callable[[Tensor], Tensor], draws: Draws, verification: str = "rheo", at_once: bool = False
 ) -> Verdict:
     """Emit tokens down one path of the tree, losslessly.
 
@@ -56,8 +56,7 @@ def verify(
         law: maps a node index (int64 ``[]``) to the target's law ``[V]`` there, after temperature and filters; with ``at_once`` all nodes
             (``[N]``) to theirs (``[N, V]``).
         at_once: decide at all nodes in one pass and then follow the path, in a fixed number of operations for which a GPU never waits for
-            the host; else node by node, the visited ones only. Draws at different nodes are independent, so the law is the same. None: at
-            once everywhere but on a CPU.
+            the host; else node by node, the visited ones only. Draws at different nodes are independent, so the law is the same.
 
     Raises:
         ValueError: for an unknown ``verification``.
@@ -72,7 +71,7 @@ def verify(
         hit = children & (tree.tokens == token)
         return token, torch.where(hit.any(), hit.int().argmax(), node), ~p.isnan().any()
 
-    if at_once or (at_once is None and root.device.type != "cpu"):
+    if at_once:
         every = torch.arange(tree.tokens.numel(), device=root.device)
         tokens, following, finite = torch.vmap(visit, randomness="different")(every, law(every))
         path = [root]

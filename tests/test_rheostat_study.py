@@ -32,8 +32,13 @@ def test_acceptances_equal_the_closed_forms_over_the_whole_vocabulary(temperatur
             assert (found[VERIFIER] >= found["m = 1"] - 1e-12).all()
     fixed = torch.stack([found[name] for name in (TOP_K, *(f"m = {m}" for m in LEADS))])
     assert torch.equal(found[ORACLE], fixed.amax(0)) and found[ORACLE].mean() >= fixed.mean(1).max()
-    # A pool of K fixed tokens accepts their mass; one that samples can do better than its own K likeliest, but not better than certainty.
     assert (found[POOL] >= found[TOP_K] - 1e-12).all() and (found[ORACLE] <= 1 + 1e-12).all()
+
+
+def test_a_sampled_slot_can_accept_more_than_any_k_chosen_tokens():
+    """So the K likeliest tokens of p are no bound for it: p and q uniform over 100 tokens."""
+    found = acceptances(torch.full((1, 100), 0.01, dtype=torch.float64), torch.zeros(1, 100), None, 4, 1.0)
+    assert found[POOL].item() == pytest.approx(0.04) and found["m = 1"].item() > 0.9
 
 
 def test_a_draft_that_is_certain_and_an_empty_tail_are_no_special_cases():
@@ -52,7 +57,8 @@ def file_of(folder, temperature, gains, questions=4, contexts=3):
     levels = {"1": {"lead": [[0.5, 0.6, 30]], "sampled": [[0.2, 0.1, 20]], "fill": []}, "2": {"lead": [], "sampled": [], "fill": [[0.1, 0.05, 9]]}}
     calibration = [{"head": "head", "arm": arm, "calibration_by_level": levels} for arm in gains]
     path = folder / f"contexts-T{temperature}.json"
-    path.write_text(json.dumps({"settings": {"temperature": temperature}, "rows": rows, "calibration": calibration}))
+    settings = {"temperature": temperature, "arms": list(gains)}
+    path.write_text(json.dumps({"settings": settings, "rows": rows + [row | {"draw": 1} for row in rows], "calibration": calibration}))
     return str(path)
 
 
@@ -61,11 +67,11 @@ def test_arms_over_temperatures_are_compared_on_the_same_contexts(tmp_path, caps
         file_of(tmp_path, 1.0, {"topk": 0.0, "rheo:0": 0.2, "rheo:1": 0.3, "rheo:auto": 0.4}),
         file_of(tmp_path, 0.0, {"topk": 0.0, "rheo:0": 0.1, "rheo:1": -0.1, "rheo:auto": 0.0}),
     ]
-    temperatures.main([*files, "--output", str(tmp_path / "out")])
+    temperatures.main([*files, "--output", str(tmp_path / "out"), "--levels-of", "rheo:1"])
     lines = capsys.readouterr().out.splitlines()
     assert "rheo:auto minus rheo:1" in lines[0]
     cold, hot, mean = ([cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:5])
-    assert cold[:2] == ["0.0", "12"] and hot[:2] == ["1.0", "12"] and mean[:2] == ["mean", "24"]
+    assert cold[:2] == ["0", "12"] and hot[:2] == ["1", "12"] and mean[:2] == ["mean", "24"]
     assert [float(cell.split()[0]) for cell in hot[3:]] == pytest.approx([0.2, 0.3, 0.4, 0.1, 0.1], abs=2e-3)
     assert "(rheo:1)" in hot[-1] and "(rheo:0)" in cold[-1] and float(cold[-1].split()[0]) == pytest.approx(-0.1, abs=2e-3)
     assert [float(cell.split()[0]) for cell in mean[3:]] == pytest.approx([0.15, 0.1, 0.2, 0.1, 0.0], abs=2e-3)
@@ -80,11 +86,11 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path):
     other.mkdir()
     for files, message in (
         ([one, file_of(other, 1.0, {"topk": 0.0, "rheo:1": 0.3})], "second file of temperature 1.0"),
-        ([one, file_of(other, 0.5, {"topk": 0.0, "rheo:2": 0.3})], "different arms"),
+        ([one, file_of(other, 0.5, {"topk": 0.0, "rheo:2": 0.3})], r"was made with arms \['topk', 'rheo:2'\]"),
         ([str(tmp_path / "not.json")], "not.json"),
     ):
         (tmp_path / "not.json").write_text("{}")
         with pytest.raises(SystemExit, match=message):
             temperatures.main([*files, "--output", str(tmp_path / "out")])
-    with pytest.raises(SystemExit, match="no file holds the levels of arm 'rheo:9'; the arms are topk, rheo:1"):
+    with pytest.raises(SystemExit, match="arm 'rheo:9' was not measured; the arms are topk, rheo:1"):
         temperatures.main([one, "--output", str(tmp_path / "out"), "--levels-of", "rheo:9"])

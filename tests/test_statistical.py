@@ -6,17 +6,17 @@ once. Each test's false-alarm rate is 1e-6 divided by the number of its settings
 """
 
 import itertools
-from functools import partial
 
 import pytest
 import torch
 from tiny import PROMPT, tiny_pair
 
 import rheo.verification
+from eagle.model.cycle import Cycle
 from eagle.model.ea_model import EaModel
 from eagle.model.law import SamplingOptions, TargetLaw
 from evaluation.statistics import goodness_of_fit
-from rheo import Draws, verify
+from rheo import Draws
 
 FALSE_ALARM = 1e-6
 LENGTH = 3
@@ -90,16 +90,27 @@ def test_law_of_three_tokens_is_the_targets_in_every_setting(models, arm, temper
     assert p_value(models[draft_vocab], arm, temperature, 6000) > FALSE_ALARM / len(FULL)
 
 
+def decide_at_once(monkeypatch):
+    """Cycles verify the way they do on a GPU."""
+    begin = Cycle.begin
+
+    def begin_so(self, seed):
+        begin(self, seed)
+        self.at_once = True
+
+    monkeypatch.setattr(Cycle, "begin", begin_so)
+
+
 @pytest.mark.parametrize("filters", [{}, {"top_k": 4, "top_p": 0.9, "min_p": 0.01}])
 @pytest.mark.parametrize("arm", ["topk", "rheo m=1", "rrsw"])
 def test_law_of_three_tokens_is_the_targets_where_all_nodes_are_decided_at_once(models, arm, filters, monkeypatch):
     """The way of a GPU, on a CPU."""
-    monkeypatch.setattr("eagle.model.cycle.verify", partial(verify, at_once=True))
+    decide_at_once(monkeypatch)
     assert p_value(models[4], arm, 1.0, 1500, **filters) > FALSE_ALARM / 6
 
 
 def test_nodes_that_share_their_draws_fail_the_statistical_test(models, monkeypatch):
-    monkeypatch.setattr("eagle.model.cycle.verify", partial(verify, at_once=True))
+    decide_at_once(monkeypatch)
     vmap = torch.vmap
     monkeypatch.setattr(torch, "vmap", lambda step, randomness: vmap(step, randomness="same"))
     assert p_value(models[None], "topk", 1.0, 2000) < FALSE_ALARM / len(QUICK)

@@ -75,6 +75,7 @@ class Cycle:
     def __init__(self, target: TargetModel, draft: DraftModel | None, options: DecodingOptions, length: int, step: int = 1):
         self.target, self.head, self.options, self.tree_options, self.length = target, draft, options, options.tree, length
         self.law, self.draws = TargetLaw(options.law), Draws(torch.Generator(device=target.device))
+        self.at_once = target.device.type != "cpu"
         self.cache = target.new_cache(length + max(options.total_token, options.depth + 2), step)
         self.state, self.taps = None, []
         if options.sampling != "none":
@@ -120,14 +121,14 @@ class Cycle:
             self.tree = build_tree(self.root, self.root_logits, self.state.expand, self.tree_options, self.draws, self.target_ids)
 
     def verify(self) -> None:
-        """One forward of the target over the tree, then the walk down from the root."""
-        tree = self.tree
+        """One forward of the target over the tree, then the walk down from the root: a GPU decides at all nodes at once, so that it waits for nothing."""
+        tree, at_once = self.tree, self.at_once
         self.output = output = self.target.tree_forward(tree.tokens, tree.levels, tree.mask, self.cache, self.taps)
 
-        def law(nodes: Tensor) -> Tensor:
-            return self.law(pick(output.logits, nodes) if nodes.dim() == 0 else output.logits)
+        def law(node: Tensor) -> Tensor:
+            return self.law(output.logits if at_once else pick(output.logits, node))
 
-        self.verdict = verify(tree, law, self.draws, self.options.verification or "rheo")
+        self.verdict = verify(tree, law, self.draws, self.options.verification or "rheo", at_once)
 
     def commit(self, count: int | None = None) -> None:
         """Keep the accepted path in the target's cache.
