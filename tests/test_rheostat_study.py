@@ -4,8 +4,9 @@ import json
 
 import pytest
 import torch
+from tiny import save_pair
 
-from evaluation import temperatures
+from evaluation import rheostat_study, temperatures
 from evaluation.rheostat_study import LEADS, ORACLE, POOL, TOP_K, VERIFIER, acceptances
 from rheo import theory
 
@@ -94,3 +95,18 @@ def test_files_that_do_not_belong_together_are_refused(tmp_path):
             temperatures.main([*files, "--output", str(tmp_path / "out")])
     with pytest.raises(SystemExit, match="arm 'rheo:9' was not measured; the arms are topk, rheo:1"):
         temperatures.main([one, "--output", str(tmp_path / "out"), "--levels-of", "rheo:9"])
+
+
+def test_the_study_of_limits_runs_on_a_pair(tmp_path, monkeypatch, capsys):
+    save_pair(tmp_path)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
+    names = "target", "head", "--bench-name", "demo", "--question-end", "2", "--max-new-token", "12", "--top-k", "3", "--temperature", "0", "1"
+    arguments = ["--base-model-path", str(tmp_path / names[0]), "--ea-model-path", str(tmp_path / names[1]), *names[2:]]
+    rheostat_study.main([*arguments, "--output", str(tmp_path / "limits")])
+    content = json.loads((tmp_path / "limits.json").read_text())
+    assert (tmp_path / "limits.md").read_text() in capsys.readouterr().out
+    assert set(content["table"]) == {"0.0", "1.0"} and {m for m in content["table"]["1.0"] if m.startswith("m =")} == {"m = 0", "m = 1", "m = 2"}
+    for row in content["table"].values():
+        assert row[ORACLE]["value"] >= max(row[name]["value"] for name in (TOP_K, "m = 0", "m = 1", "m = 2"))
+    with pytest.raises(SystemExit, match="--top-k is 25; it must lie in 1..24"):
+        rheostat_study.main([*arguments[:-5], "--top-k", "25"])
