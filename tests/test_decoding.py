@@ -50,7 +50,7 @@ def scripted(monkeypatch, model, blocks):
     """Let verification emit the given blocks of tokens, whatever the tree."""
     rounds = iter(blocks)
 
-    def fake(tree, law, draws, verification):
+    def fake(tree, law, draws, verification, at_once):
         block = next(rounds)
         steps = tree.max_levels + 1
         tokens = torch.tensor(block + [0] * (steps - len(block)))
