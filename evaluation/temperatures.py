@@ -106,7 +106,8 @@ def read_all(paths: list[Path]) -> dict[float, dict]:
         ours, theirs = ({"head": c["head"]} | c["settings"] for c in (content, first))
         for name in sorted((ours.keys() | theirs.keys()) - MAY_DIFFER):
             if ours.get(name) != theirs.get(name):
-                raise ValueError(f"{path} was made with {name} {ours.get(name)}, {paths[0]} with {theirs.get(name)}; give files that differ in temperature only")
+                given = f"{path} was made with {name} {ours.get(name)}, {paths[0]} with {theirs.get(name)}"
+                raise ValueError(f"{given}; give files that differ in temperature only")
         contents[temperature] = content
     return dict(sorted(contents.items()))
 

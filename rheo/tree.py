@@ -159,7 +159,7 @@ def prune(root: Tensor, growth: Growth, total_token: int) -> Tree:
     valid = log_scores > -torch.inf
 
     # Pool row 0 belongs to the root, row r to the r-th expanded candidate.
-    row_owner = pad(torch.cat([keep[:0], *expanded]), (1, 0)) + first
+    row_owner = pad(torch.cat([keep[:0], *expanded]), (1, 0)) + first  # of depth 0 nothing is expanded
     node_of = torch.zeros(n_candidates + 1, dtype=torch.long, device=device)
     node_of[nodes] = torch.arange(nodes.numel(), device=device)
     row_of = torch.zeros(n_candidates + 1, dtype=torch.long, device=device)

@@ -121,7 +121,7 @@ class Cycle:
             self.tree = build_tree(self.root, self.root_logits, self.state.expand, self.tree_options, self.draws, self.target_ids)
 
     def verify(self) -> None:
-        """One forward of the target over the tree, then the walk down from the root: a GPU decides at all nodes at once, so that it waits for nothing."""
+        """One forward of the target over the tree, then the path down from the root; a GPU decides at all nodes at once, so that it waits for nothing."""
         tree, at_once = self.tree, self.at_once
         self.output = output = self.target.tree_forward(tree.tokens, tree.levels, tree.mask, self.cache, self.taps)
 
