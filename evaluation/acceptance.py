@@ -100,7 +100,7 @@ def count_contexts(rows: list[dict]) -> int:
 
 def summarise(rows: list[dict]) -> list[dict]:
     """Per head and arm: tau, and its difference to the first arm and to the same arm of the first head."""
-    found = taus(rows)
+    found, places = taus(rows), count_contexts(rows)
     first_head, first_arm = next(iter(found))
 
     def over(key: tuple[str, str], other: tuple[str, str]) -> Estimate:
@@ -110,7 +110,7 @@ def summarise(rows: list[dict]) -> list[dict]:
         {
             "head": head,
             "arm": arm,
-            "contexts": count_contexts(rows),
+            "contexts": places,
             "tau": tau.estimate(),
             "to_first_arm": None if arm == first_arm else over((head, arm), (head, first_arm)),
             "to_first_head": None if head == first_head else over((head, arm), (first_head, arm)),

@@ -128,6 +128,17 @@ def render(calibrations: dict[str, Calibration]) -> str:
     return "\n".join(lines)
 
 
+def draw_curves(axis, by_kind: Curves, **style) -> None:
+    """Share accepted against the proxy into one panel, beside the diagonal; ``style`` is of the lines."""
+    axis.plot([0, 1], [0, 1], color="gray", linestyle="--", linewidth=1)
+    for (kind, points), marker in zip(by_kind.items(), "os^"):
+        if points:
+            axis.plot([p[0] for p in points], [p[1] for p in points], marker=marker, label=kind, **style)
+    axis.set_xlim(0, 1)
+    axis.set_ylim(0, 1)
+    axis.grid(alpha=0.3)
+
+
 def draw(found: dict[str, Curves], pictures: Iterable[Path]) -> None:
     """Share accepted against the proxy, one panel an arm; a slot on the diagonal is worth what its proxy says."""
     import matplotlib
@@ -141,15 +152,9 @@ def draw(found: dict[str, Curves], pictures: Iterable[Path]) -> None:
     for axis in axes.flat[len(found) :]:
         axis.set_visible(False)
     for axis, (name, by_kind) in zip(axes.flat, found.items()):
-        axis.plot([0, 1], [0, 1], color="gray", linestyle="--", linewidth=1)
-        for (kind, points), marker in zip(by_kind.items(), "os^"):
-            if points:
-                axis.plot([p[0] for p in points], [p[1] for p in points], marker=marker, label=kind)
+        draw_curves(axis, by_kind)
         axis.set_title(name)
         axis.set_xlabel("proxy")
-        axis.set_xlim(0, 1)
-        axis.set_ylim(0, 1)
-        axis.grid(alpha=0.3)
         if any(by_kind.values()):
             axis.legend(loc="upper left")
     for row in axes:

@@ -66,8 +66,7 @@ def measure(
         target_logits, draft_logits = paired_logits(model.target, model.draft, text)
         target_logits, draft_logits = target_logits[start:-1], draft_logits[start - 1 : -1]
         for arm, options in arms.items():
-            law = TargetLaw(options.law)
-            laws = torch.stack([law(row) for row in target_logits])
+            laws = TargetLaw(options.law)(target_logits)
             generator = torch.Generator(device=text.device).manual_seed(turn_seed(seed, question.question_id, 0, 0))
             draws = Draws(generator)
             accepted = 0

@@ -10,9 +10,11 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
+import rheo
 from eagle.files import replace_text, replacing
 from eagle.program import one_line_errors
-from evaluation.acceptance import count_contexts, taus
+from evaluation.acceptance import count_contexts, parse_arm, taus
+from evaluation.calibration import draw_curves
 from evaluation.statistics import Statistic
 from evaluation.tables import show
 
@@ -49,12 +51,11 @@ class Row:
         """From the rows of a file."""
         arms = {arm: tau for (_, arm), tau in taus(rows).items()}
         first, *others = arms
-        row = cls(temperature, count_contexts(rows), arms[first], {arm: arms[arm].minus(arms[first]) for arm in others})
-        fixed = [arm for arm in arms if arm.split(":")[1:2] != ["auto"]]
-        if AUTO not in arms or PAPER not in arms:
-            return row
-        best = max(fixed, key=lambda arm: arms[arm].value)
-        return cls(temperature, row.contexts, row.first, row.differences, arms[PAPER], *(arms[AUTO].minus(arms[x]) for x in (PAPER, best)), best)
+        beside = ()
+        if AUTO in arms and PAPER in arms:
+            best = max((arm for arm in arms if parse_arm(arm).get("m") != rheo.AUTO), key=lambda arm: arms[arm].value)
+            beside = arms[PAPER], arms[AUTO].minus(arms[PAPER]), arms[AUTO].minus(arms[best]), best
+        return cls(temperature, count_contexts(rows), arms[first], {arm: arms[arm].minus(arms[first]) for arm in others}, *beside)
 
     @classmethod
     def mean(cls, rows: list["Row"]) -> "Row":
@@ -177,13 +178,9 @@ def draw_levels(found: dict[float, dict], arm: str, picture: Path) -> None:
     figure, axes = pyplot.subplots(len(LEVELS), len(found), figsize=size, layout="constrained", squeeze=False, sharex=True, sharey=True)
     for column, (temperature, levels) in zip(axes.T, found.items()):
         for axis, level in zip(column, LEVELS):
-            axis.plot([0, 1], [0, 1], color="gray", linestyle="--", linewidth=1)
-            for (kind, points), marker in zip(levels.get(level, {}).items(), MARKERS):
-                points = [point for point in points if point[2] >= 1]  # visits; under one it is noise
-                axis.plot([p[0] for p in points], [p[1] for p in points], marker=marker, markersize=4, linewidth=1, label=kind)
-            axis.set_xlim(0, 1)
-            axis.set_ylim(0, 1)
-            axis.grid(alpha=0.3)
+            # Points of fewer than one visit are noise.
+            by_kind = {kind: [point for point in points if point[2] >= 1] for kind, points in levels.get(level, {}).items()}
+            draw_curves(axis, by_kind, markersize=4, linewidth=1)
         column[0].set_title(f"T = {temperature:g}")
         column[-1].set_xlabel("proxy")
     for row, level in zip(axes, LEVELS):
