@@ -95,6 +95,8 @@ def run_block(model: EaModel, request: Request, more: dict[str, str | None]) -> 
     }
     if model.graphs is not None and not request.timing:
         block["cuda_graph"] = True
+    if model.target.packed:
+        block["packed_weights"] = True
     if drafting:
         block |= {"total_token": options.total_token, "depth": options.depth, "top_k": options.top_k}
         block |= {"head": model.draft.fingerprint}

@@ -24,6 +24,7 @@ from tqdm import tqdm
 
 from eagle.files import replace_text
 from eagle.model.ea_model import EaModel
+from eagle.model.packed import PackedLinear
 from eagle.model.tree_size import verification_seconds
 from eagle.program import one_line_errors
 from evaluation import flags
@@ -57,7 +58,7 @@ class Operations(TorchDispatchMode):
         result = function(*args, **(kwargs or {}))
         if self.paused:
             return result
-        made, given = ([x for x in tree_leaves(tree) if isinstance(x, torch.Tensor)] for tree in (result, (args, kwargs)))
+        made, given = ([x for x in tree_leaves(tree) if isinstance(x, torch.Tensor) and not x.is_mkldnn] for tree in (result, (args, kwargs)))
         name = function.overloadpacket.__name__
         elsewhere = any(x.device.type not in ("cpu", "meta") for x in given)
         self.reads += elsewhere and (name == "_local_scalar_dense" or any(x.device.type == "cpu" for x in made))
@@ -180,18 +181,24 @@ def bandwidth(device: torch.device) -> float:
     return 4 * block.nbytes / min(seconds)
 
 
+def weight_bytes(module: nn.Module) -> int:
+    """Bytes of a module's weights, packed ones too."""
+    packed = (part.packed for part in module.modules() if isinstance(part, PackedLinear))
+    return sum(weight.numel() * weight.element_size() for weight in (*module.parameters(), *packed))
+
+
 def cycle_bytes(model: EaModel, drafting: bool, context: int) -> int:
     """Bytes that a cycle must read: weights and cache of the target, and of the head its fusion once and its layer and output per draft call.
 
     Of embeddings a cycle reads a few rows; they are not counted.
     """
     target = model.target
-    weights = {p.data_ptr(): p.nbytes for p in target.model.parameters()}
+    weights = weight_bytes(target.model)
     if target.output_head.weight is not target.embedding.weight:
-        weights.pop(target.embedding.weight.data_ptr())
+        weights -= target.embedding.weight.nbytes
     cache = sum(buffer.data[..., :1, :].nbytes for buffer in target.new_cache(1).buffers.values()) * context
-    once, per_call = (sum(p.nbytes for module in part for p in module.parameters()) for part in head_parts(model))
-    return sum(weights.values()) + cache + drafting * (once + (model.tree_defaults["depth"] + 1) * per_call)
+    once, per_call = (sum(map(weight_bytes, part)) for part in head_parts(model))
+    return weights + cache + drafting * (once + (model.tree_defaults["depth"] + 1) * per_call)
 
 
 def compare(samples: list[Sample], arm: str, base: str, value) -> Estimate | None:

@@ -58,11 +58,12 @@ def add_model(parser: argparse.ArgumentParser, dtype: str = "auto") -> None:
     parser.add_argument("--dtype", default=dtype, help=DTYPE_HELP)
     parser.add_argument("--template", default="auto", choices=TEMPLATES, help="auto is the tokenizer's own")
     parser.add_argument("--no-cuda-graph", action="store_true", help="on a GPU, run cycles operation by operation, to compare")
+    parser.add_argument("--no-packed-weights", action="store_true", help="on a CPU, leave the weights as they were loaded, to compare")
 
 
 def model(args: argparse.Namespace) -> dict:
     """Keywords of ``EaModel.from_pretrained``."""
-    return {"dtype": args.dtype, "cuda_graph": not args.no_cuda_graph}
+    return {"dtype": args.dtype, "cuda_graph": not args.no_cuda_graph, "pack_weights": not args.no_packed_weights}
 
 
 def add_pair(parser: argparse.ArgumentParser) -> None:

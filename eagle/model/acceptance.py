@@ -45,7 +45,7 @@ def paired_logits(target: TargetModel, draft: DraftModel, text: Tensor) -> tuple
     text = text.to(target.device)
     rows = torch.arange(text.numel(), device=text.device)
     output = target.tree_forward(text, rows, rows <= rows[:, None], target.new_cache(text.numel()), draft.taps)
-    features = draft.fuse(output.features[:-1].to(draft.fc.weight.dtype))
+    features = draft.fuse(output.features[:-1].to(draft.dtype))
     hidden = draft(text[None, 1:], features[None], draft.angles(rows[:-1], features), causal, target.embedding)
     return output.logits, draft.logits(hidden[0])
 

@@ -122,8 +122,18 @@ class DraftModel(nn.Module):
     def _apply(self, fn, recurse=True):
         """Moves and casts as every module does, but rotary angles stay float32: half precision turns them by radians."""
         super()._apply(fn, recurse)
-        self.rotary = LlamaRotaryEmbedding(self.config).to(self.fc.weight.device)
+        self.rotary = LlamaRotaryEmbedding(self.config).to(self.device)
         return self
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights."""
+        return self.norm.weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights are."""
+        return self.norm.weight.device
 
     @cached_property
     def fingerprint(self) -> str:
@@ -180,11 +190,10 @@ class DraftState:
 
     def __init__(self, model: DraftModel, embedding: nn.Module, capacity: int, step: int = 1):
         self.model, self.embedding = model, embedding
-        weight = model.fc.weight
         heads, head_dim = model.config.num_key_value_heads, model.config.head_dim
-        self.buffer = KVBuffer(1, heads, head_dim, capacity, weight.dtype, weight.device, step)
-        self.angles = torch.stack(model.angles(self.buffer.rows, weight))
-        self.itself = torch.eye(0, dtype=torch.bool, device=weight.device)  # rows of one level see themselves alone
+        self.buffer = KVBuffer(1, heads, head_dim, capacity, model.dtype, model.device, step)
+        self.angles = torch.stack(model.angles(self.buffer.rows, model.norm.weight))
+        self.itself = torch.eye(0, dtype=torch.bool, device=model.device)  # rows of one level see themselves alone
         self.last = None  # [1, h] of the last committed position
         self.hidden = None  # [F, h] of the newest rows: the last committed position, then the newest tree level
         self.seen = None  # bool [F, keys]: which committed positions and tree rows each of the newest rows sees
@@ -198,7 +207,7 @@ class DraftState:
             count: where given (int64 ``[]``), only so many of the first are meant (see ``KVBuffer.keep``).
         """
         buffer, n = self.buffer, tokens.numel()
-        features = self.model.fuse(features.to(self.model.fc.weight.dtype))
+        features = self.model.fuse(features.to(self.model.dtype))
         if count is None:
             start, end = buffer.length, buffer.length + n
             rows, mask = slice(start, end), buffer.rows[:end] <= buffer.rows[start:end, None] if start else None

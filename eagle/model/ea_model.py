@@ -13,6 +13,7 @@ from eagle.model.decoding import DecodingOptions, Generation, decode
 from eagle.model.demo import DEMO_NAME, demo_head_path, demo_target_path
 from eagle.model.draft import DraftModel, load_draft
 from eagle.model.law import SamplingOptions
+from eagle.model.packed import pack_linears
 from eagle.model.stops import stop_token_ids
 from eagle.model.target import TargetModel, load_causal_lm, split_gguf
 from eagle.model.tree_size import choose_tree
@@ -69,6 +70,7 @@ class EaModel:
         use_eagle3: bool = True,
         threshold: float = 1.0,
         cuda_graph: bool = True,
+        pack_weights: bool = True,
         **kwargs,
     ) -> "EaModel":
         """Load a target and its head.
@@ -80,6 +82,8 @@ class EaModel:
                 dtype, for both networks; ``torch_dtype`` is EAGLE's name for it.
             device_map: as in transformers.
             cuda_graph: as in the class.
+            pack_weights: on a CPU, lay the weights of linear layers out for its products (see ``eagle.model.packed``). Such networks can be
+                neither moved nor trained; False leaves them as they were loaded.
             threshold: EAGLE's keyword; only its default, 1.0, has a meaning here.
             kwargs: go to the target's ``from_pretrained``.
 
@@ -101,6 +105,9 @@ class EaModel:
             target = TargetModel(base_model)
             draft = load_draft(ea_model_path, target.hidden_size, target.vocab_size, len(target.layers))
             draft.to(device=target.device, dtype=target.dtype)
+        if pack_weights:
+            for network in filter(None, (base_model, draft)):
+                pack_linears(network)
         return cls(base_model, draft, tokenizer, total_token, depth, top_k, cuda_graph)
 
     def eval(self) -> "EaModel":

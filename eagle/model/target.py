@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from eagle.model.cache import TargetCache
+from eagle.model.packed import PackedLinear, cpu_multiplies_in_bf16
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 DTYPES |= {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}
@@ -47,7 +49,7 @@ def multiplies_in_bf16() -> bool:
     """Whether the GPU, or without one the CPU, has instructions for bfloat16; without them it is slower than float32."""
     if torch.cuda.is_available():
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return cpu_multiplies_in_bf16()
 
 
 def split_gguf(path: str) -> tuple[str, dict[str, str]]:
@@ -95,6 +97,7 @@ class TargetModel:
         self.vocab_size = self.config.vocab_size
         self.window = getattr(self.config, "sliding_window", None)  # None: attention over everything
         self.dtype = model.dtype
+        self.packed = any(isinstance(module, PackedLinear) for module in model.modules())
         # transformers 5.24 renames `past_key_values` to `cache` and warns about the old name.
         self.cache_keyword = "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
@@ -206,7 +209,7 @@ def _execution_device(module: torch.nn.Module) -> torch.device:
     hook = getattr(module, "_hf_hook", None)
     device = getattr(hook, "execution_device", None)
     if device is None:
-        return next(module.parameters()).device
+        return next(chain(module.parameters(), module.buffers())).device  # packed weights are buffers
     return torch.device(f"cuda:{device}" if isinstance(device, int) else device)
 
 

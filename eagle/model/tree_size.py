@@ -67,6 +67,7 @@ def identity(target: TargetModel, draft: DraftModel, total_token: int | None, de
     name = target.config.name_or_path or hashlib.sha256(str(target.config).encode()).hexdigest()[:16]
     quantised = getattr(target.config, "quantization_config", None)
     kind = str(target.dtype)[6:] if quantised is None else hashlib.sha256(str(quantised).encode()).hexdigest()[:16]
+    kind += ", packed" if target.packed else ""
     given = "".join(f", {label} {value}" for label, value in (("total_token", total_token), ("depth", depth)) if value is not None)
     # The last words tell entries that hold nodes and depth from older ones, which hold nodes alone.
     return f"{name} {kind}, head {draft.fingerprint}, {place}, torch {torch.__version__}{given}, top-k {top_k}, chosen tree"
@@ -117,7 +118,7 @@ def expected_tokens(
 @torch.inference_mode()
 def drafting_seconds(target: TargetModel, draft: DraftModel, context: int, options: DecodingOptions, rounds: int = ROUNDS) -> float:
     """Median seconds of growing one tree behind ``context`` committed tokens."""
-    device, dtype = draft.fc.weight.device, draft.fc.weight.dtype
+    device, dtype = draft.device, draft.dtype
     state = DraftState(draft, target.embedding, context + options.depth * (options.top_k + 1))
     features = torch.zeros(context, draft.fc.in_features, device=device, dtype=dtype)
     root = torch.zeros((), dtype=torch.long, device=device)

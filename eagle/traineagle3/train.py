@@ -144,7 +144,7 @@ class Run:
     def __init__(self, recipe: Recipe, output: Path, accelerator: Accelerator, features: Path | None, with_embedding: bool = False):
         self.recipe, self.output, self.accelerator = recipe, output, accelerator
         self.check_folder()
-        model = EaModel.from_pretrained(recipe.base_model_path, dtype=recipe.dtype, device_map={"": accelerator.device})
+        model = EaModel.from_pretrained(recipe.base_model_path, dtype=recipe.dtype, device_map={"": accelerator.device}, pack_weights=False)
         self.target = model.target
         self.target.model.requires_grad_(False)
         corpus = read_corpus(recipe.data, self.target.vocab_size)
