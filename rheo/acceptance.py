@@ -40,6 +40,6 @@ def emitted_law(tree: Tree, node: Tensor, children: Tensor, p: Tensor, verificat
     p = normalised(left, otherwise=p)
     sampled, ratio, residual = sampled_child(tree, node, children, p)
     accept = ratio.clamp_max(1)
-    emitted = (1 - accept) * residual
+    emitted = (1 - accept) * residual / residual.sum()
     emitted[sampled] += accept
     return lead_mass + total * emitted

@@ -33,7 +33,8 @@ class Draws:
         """
         if weights.device.type != "cpu" or weights.shape[-1] <= DRAW_BLOCK**2:
             return self._race(weights)
-        blocks = pad(weights, (0, -weights.shape[-1] % DRAW_BLOCK)).unflatten(-1, (-1, DRAW_BLOCK))
+        missing = -weights.shape[-1] % DRAW_BLOCK
+        blocks = (pad(weights, (0, missing)) if missing else weights).unflatten(-1, (-1, DRAW_BLOCK))
         block = self._race(blocks.sum(-1))
         inside = blocks.take_along_dim(block[..., None, None], -2).squeeze(-2)
         return block * DRAW_BLOCK + self._race(inside)

@@ -125,7 +125,7 @@ def build_pools(logits: Tensor, options: PoolOptions, draws: Draws, target_ids: 
     scores, log_proxy = acceptance_scores(log_q, q_tail, n_lead) if auto else (log_q, sampled_log_proxy(log_q, n_lead))
     skipped = drawn
     if n_lead:  # else the tail is everything
-        tail_is_empty = log_q[:, n_lead:].exp().sum(-1, keepdim=True) == 0
+        tail_is_empty = log_proxy.exp() == 0  # the score is at most the tail's mass, and 0 where that is
         log_proxy = log_proxy.masked_fill(tail_is_empty, -torch.inf)
         skipped = drawn.masked_fill(tail_is_empty, n_support)
 

@@ -88,6 +88,9 @@ class RationalTensor:
         self.values[index.numpy()] = self._read(value)
         return self
 
+    def scatter_add(self, dim: int, index: Tensor, source) -> "RationalTensor":
+        return self._like(self.values.copy()).scatter_add_(dim, index, source)
+
     def scatter_add_(self, dim: int, index: Tensor, source) -> "RationalTensor":
         np.add.at(self.values, index.numpy(), self._read(source))
         return self
@@ -129,6 +132,9 @@ class RationalTensor:
 
     def __sub__(self, other) -> "RationalTensor":
         return self._like(_log_minus(self.values, self._read(other)) if self.log else self.values - self._read(other))
+
+    def __neg__(self) -> "RationalTensor":
+        return self * -1
 
     def __mul__(self, other) -> "RationalTensor":
         if self.log:

@@ -69,7 +69,7 @@ def verify(
         children = tree.children(node)
         token = next_token(tree, node, children, p, draws, verification)
         hit = children & (tree.tokens == token)
-        return token, torch.where(hit.any(), hit.int().argmax(), node), ~p.isnan().any()
+        return token, torch.where(hit.any(), hit.int().argmax(), node), ~p.sum().isnan()
 
     if at_once:
         every = torch.arange(tree.tokens.numel(), device=root.device)
@@ -117,15 +117,15 @@ def next_token(tree: Tree, node: Tensor, children: Tensor, p: Tensor, draws: Dra
 
 
 def sampled_child(tree: Tree, node: Tensor, children: Tensor, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The sampled child's token, p over q_tail at it (0 where it did not survive), and the law ``[V]`` that its rejection leaves."""
+    """The sampled child's token, p over q_tail at it (0 where it did not survive), and the residual ``[V]``, which is not normalised."""
     is_sampled = children & (tree.kinds == SAMPLED)
     survived, child = is_sampled.any(), is_sampled.int().argmax()
     sampled = pick(tree.tokens, child)
     row = pick(tree.pool_rows, node)
-    q_tail = torch.zeros_like(p).scatter_add_(0, pick(tree.support, row), pick(tree.q_tail, row).to(p.dtype) * survived)
-    ratio = torch.where(survived, pick(p, sampled) / pick(q_tail, sampled), 0)
-    residual = normalised((p - q_tail).clamp_min(0), otherwise=p)
-    return sampled, ratio, residual
+    support, q_tail = pick(tree.support, row), pick(tree.q_tail, row).to(p.dtype) * survived
+    ratio = torch.where(survived, pick(p, sampled) / (q_tail * (support == sampled)).sum(), 0)
+    residual = p.scatter_add(0, support, -q_tail).clamp_min(0)
+    return sampled, ratio, unless_zero(residual, otherwise=p)
 
 
 def pick(tensor: Tensor, index: Tensor) -> Tensor:
@@ -133,15 +133,20 @@ def pick(tensor: Tensor, index: Tensor) -> Tensor:
     return tensor.index_select(0, index.reshape(1)).squeeze(0)
 
 
+def unless_zero(weights: Tensor, otherwise: Tensor) -> Tensor:
+    """``weights``, or ``otherwise`` where their sum underflowed to 0."""
+    return torch.where(weights.sum() > 0, weights, otherwise)
+
+
 def normalised(weights: Tensor, otherwise: Tensor) -> Tensor:
-    """``weights`` over their sum, or ``otherwise`` where that sum underflowed to 0."""
-    total = weights.sum()
-    return torch.where(total > 0, weights / total, otherwise)
+    """The law that ``unless_zero`` weighs."""
+    weights = unless_zero(weights, otherwise)
+    return weights / weights.sum()
 
 
 def settled(law: Tensor, known: Tensor, token: Tensor) -> Tensor:
     """``law`` ``[V]``, or where ``known`` (bool ``[]``) all mass on ``token``."""
-    return law.masked_fill(known, 0).scatter_add_(0, token.reshape(1), known.reshape(1).to(law.dtype))
+    return (law * ~known).scatter_add_(0, token.reshape(1), known.reshape(1).to(law.dtype))
 
 
 def scatter_tokens(tree: Tree, nodes: Tensor, like: Tensor) -> Tensor:

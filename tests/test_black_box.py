@@ -33,7 +33,7 @@ def test_right_code_passes_and_says_what_it_could_have_seen(model, arm):
 
 
 def test_verification_without_its_residual_fails(model, monkeypatch):
-    monkeypatch.setattr(rheo.verification, "normalised", lambda weights, otherwise: otherwise)
+    monkeypatch.setattr(rheo.verification, "unless_zero", lambda weights, otherwise: otherwise)
     fit, facts = draw_and_test(model, PROMPT, model.options(temperature=1.0, sampling="rheo", m=1), 600)
     assert fit.p_value < FALSE_ALARM and "NOT LOSSLESS" in report(fit, facts, 600)
 

@@ -79,13 +79,13 @@ MUTANTS = {
     "q_tail sorted again, ties the other way round": {
         "pool": [(STORED, "        support=(vocab - 1 - logits.flip(-1).sort(descending=True, stable=True).indices[:, :n_support]),\n        q_tail=q_tail,\n")]
     },
-    "residual skipped": {"verification": [("residual = normalised((p - q_tail).clamp_min(0), otherwise=p)", "residual = p")]},
-    "residual of a sampled slot that did not survive": {"verification": [("* survived)\n", "* (q_tail_kept := True))\n")]},
+    "residual skipped": {"verification": [("residual = p.scatter_add(0, support, -q_tail).clamp_min(0)", "residual = p")]},
+    "residual of a sampled slot that did not survive": {"verification": [("* survived\n", "* (q_tail_kept := True)\n")]},
     "absolute difference as residual": {
-        "verification": [("normalised((p - q_tail).clamp_min(0), otherwise=p)", "normalised((p - q_tail).abs(), otherwise=p)")]
+        "verification": [("residual = p.scatter_add(0, support, -q_tail).clamp_min(0)", "residual = p.scatter_add(0, support, -q_tail).abs()")]
     },
     "residual of the accepted proposals, norm(min(p, q_tail))": {
-        "verification": [("normalised((p - q_tail).clamp_min(0), otherwise=p)", "normalised(torch.minimum(p, q_tail), otherwise=p)")]
+        "verification": [("residual = p.scatter_add(0, support, -q_tail).clamp_min(0)", "residual = torch.minimum(p, (p * 0).scatter_add(0, support, q_tail))")]
     },
     "q_tail of the wrong parent after pruning": {
         "tree": [("        pool_rows=row_of[nodes],", "        pool_rows=row_of[nodes].roll(1),")]

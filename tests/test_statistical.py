@@ -122,7 +122,7 @@ def test_law_of_three_tokens_is_the_targets_under_filters(models, filters):
 
 
 def test_a_verification_without_its_residual_fails_the_statistical_test(models, monkeypatch):
-    monkeypatch.setattr(rheo.verification, "normalised", lambda weights, otherwise: otherwise)
+    monkeypatch.setattr(rheo.verification, "unless_zero", lambda weights, otherwise: otherwise)
     assert p_value(models[None], "rheo m=1", 1.0, 2000) < FALSE_ALARM / len(QUICK)
 
 

@@ -74,5 +74,5 @@ class TargetLaw:
             p = torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1)
         else:
             p = self.warpers(None, logits.reshape(-1, logits.shape[-1])).softmax(-1).view_as(logits)
-        # 0 times a sum of finite numbers is 0; an infinity or a NaN anywhere makes it NaN.
-        return p + 0 * logits.abs().amax(-1, keepdim=True)
+        # 0 times the largest of finite numbers is 0; an infinity or a NaN anywhere makes it NaN.
+        return p.add_(0 * logits.abs().amax(-1, keepdim=True))
