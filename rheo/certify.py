@@ -218,7 +218,7 @@ def table1() -> dict[str, tuple[dict[int, Fraction], Certificate]]:
     laws = ConstantLaws(p=tuple(Fraction(n, 10) for n in (2, 3, 5)), q=q)
     setting = Setting("Table 1", 3, 0, 3, 1, 0, (2,))
     quarter = mock.patch.object(
-        sys.modules[build_pools.__module__], "sampled_log_proxy", lambda log_q, n_lead: RationalTensor([[Fraction(1, 4)]], log=True)
+        sys.modules[build_pools.__module__], "sampled_proxy", lambda q, n_lead: RationalTensor([[Fraction(1, 4)]])
     )
     found = {}
     for name in ("min(q(x_1), z) = 1/2", "1/4"):

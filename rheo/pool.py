@@ -109,33 +109,31 @@ def build_pools(logits: Tensor, options: PoolOptions, draws: Draws, target_ids: 
 
     top, ids = logits.topk(n_support)  # [P, S], the only sort; its order is stored and used by verification
     top = top.to(precision)
+    log_q = None
     if top_k_only or options.normaliser == "full":
         log_q = (top - logits.to(precision).logsumexp(-1, keepdim=True)).clamp_max(0)
-    else:
-        log_q = top.log_softmax(-1)
     support = ids if target_ids is None else target_ids[ids]
 
-    if n_lead == n_support or top_k_only:  # no tail: nothing to sample
-        kinds = slots(n_lead, n_lead, logits.device)[1]
-        return Pools(support[:, :n_lead], log_q[:, :n_lead], kinds, support, torch.zeros_like(top))
+    if top_k_only:
+        return Pools(support, log_q, slots(width, width, logits.device)[1], support, torch.zeros_like(top))
+    q = top.softmax(-1) if log_q is None else log_q.exp()
+    if n_lead == n_support:  # no tail: nothing to sample
+        return Pools(support, torch.log(q), slots(n_lead, n_lead, logits.device)[1], support, torch.zeros_like(top))
 
     q_tail = pad(tempered(top[:, n_lead:], options.temperature), (n_lead, 0))
     drawn = draws.token(q_tail)[:, None]  # [P, 1] index into the support
 
-    scores, log_proxy = acceptance_scores(log_q, q_tail, n_lead) if auto else (log_q, sampled_log_proxy(log_q, n_lead))
-    skipped = drawn
-    if n_lead:  # else the tail is everything
-        tail_is_empty = log_proxy.exp() == 0  # the score is at most the tail's mass, and 0 where that is
-        log_proxy = log_proxy.masked_fill(tail_is_empty, -torch.inf)
-        skipped = drawn.masked_fill(tail_is_empty, n_support)
+    scores, proxy = acceptance_scores(q, q_tail, n_lead) if auto else (q, sampled_proxy(q, n_lead))
 
-    # The fill slots are the next tokens in order, stepping over the sampled one where there is one.
+    # The fill slots are the next tokens in order, stepping over the sampled one where there is one. A score of 0 is a tail
+    # without mass, which was never drawn from; without lead tokens the tail is everything.
+    skipped = drawn.masked_fill(proxy == 0, n_support) if n_lead else drawn
     ranks, kinds = slots(width, n_lead, logits.device)
     lead, fill = ranks[:n_lead].expand(parents, -1), ranks[n_lead : width - 1].expand(parents, -1)
     fill = fill + (fill >= skipped)
     return Pools(
         tokens=support.gather(1, torch.cat((lead, drawn, fill), 1)),
-        log_proxy=torch.cat((log_q[:, :n_lead], log_proxy, scores.gather(1, fill)), 1),
+        log_proxy=torch.log(torch.cat((q[:, :n_lead], proxy, scores.gather(1, fill)), 1)),
         kinds=kinds,
         support=support,
         q_tail=q_tail,
@@ -162,27 +160,27 @@ def slots(width: int, n_lead: int, device: torch.device) -> tuple[Tensor, Tensor
     return torch.arange(width).to(device), kinds.to(device)
 
 
-def sampled_log_proxy(log_q: Tensor, n_lead: int) -> Tensor:
-    """Log of the sampled slot's score: ``max(min(q(x_m), z), q(x_{m+1}))``, and ``q(x_1)`` for m = 0 (section 3.2).
+def sampled_proxy(q: Tensor, n_lead: int) -> Tensor:
+    """The sampled slot's score: ``max(min(q(x_m), z), q(x_{m+1}))``, and ``q(x_1)`` for m = 0 (section 3.2).
 
     z is the mass of the tail, summed and not 1 minus the head, which rounds to 0 for a near-certain lead. The clamp keeps the
     score at or above that of every fill slot after rounding too. Nothing here may depend on the token drawn.
 
     Args:
-        log_q: ``[P, S]`` log-probabilities of the support, falling.
+        q: ``[P, S]`` probabilities of the support, falling.
         n_lead: m, smaller than S.
 
     Returns:
         ``[P, 1]``.
     """
-    log_tail = log_q[:, n_lead:]
+    tail = q[:, n_lead:]
     if n_lead == 0:
-        return log_tail[:, :1]
-    log_z = log_tail.logsumexp(-1, keepdim=True)
-    return torch.maximum(torch.minimum(log_q[:, n_lead - 1 : n_lead], log_z), log_tail[:, :1])
+        return tail[:, :1]
+    z = tail.sum(-1, keepdim=True)
+    return torch.maximum(torch.minimum(q[:, n_lead - 1 : n_lead], z), tail[:, :1])
 
 
-def acceptance_scores(log_q: Tensor, q_tail: Tensor, n_lead: int) -> tuple[Tensor, Tensor]:
+def acceptance_scores(q: Tensor, q_tail: Tensor, n_lead: int) -> tuple[Tensor, Tensor]:
     """Scores that estimate how often each slot is accepted (with m AUTO; docs/RHEOSTAT.md).
 
     Verification gives token x to the sampled slot with probability min(p(x), q_tail(x)), and what p(x) has beyond it to x's own slot,
@@ -192,14 +190,13 @@ def acceptance_scores(log_q: Tensor, q_tail: Tensor, n_lead: int) -> tuple[Tenso
     Nothing here depends on the token drawn, and the sampled slot's score is at least that of every token of the tail.
 
     Args:
-        log_q, q_tail: ``[P, S]``, with 0 in ``q_tail`` on the lead tokens.
+        q, q_tail: ``[P, S]``, with 0 in ``q_tail`` on the lead tokens.
         n_lead: m, smaller than S.
 
     Returns:
-        Log scores of the support's tokens in fill slots ``[P, S]``, and of the sampled slot ``[P, 1]``.
+        Scores of the support's tokens in fill slots ``[P, S]``, and of the sampled slot ``[P, 1]``.
     """
-    q = log_q.exp()
     certain = q * q_tail
     common = certain + (torch.minimum(q, q_tail) - certain) * AGREEMENT
-    own, log_common = torch.log((q - common).clamp_min(0)), torch.log(common.sum(-1, keepdim=True)).clamp_max(0)
-    return own, torch.maximum(log_common, own[:, n_lead:].amax(-1, keepdim=True))
+    own = (q - common).clamp_min(0)
+    return own, torch.maximum(common.sum(-1, keepdim=True).clamp_max(1), own[:, n_lead:].amax(-1, keepdim=True))

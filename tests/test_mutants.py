@@ -18,14 +18,14 @@ from rheo import AUTO
 from rheo.certify import Setting
 
 POWER = 1e-3  # exact difference that counts as killed
-PROXY = "(log_q, sampled_log_proxy(log_q, n_lead))"
-AUTO_PROXY = "acceptance_scores(log_q, q_tail, n_lead) if auto"
+PROXY = "(q, sampled_proxy(q, n_lead))"
+AUTO_PROXY = "acceptance_scores(q, q_tail, n_lead) if auto"
 STORED = "        support=support,\n        q_tail=q_tail,\n"
 
 
 def proxy(expression):
     """The sampled slot has another score."""
-    return {"pool": [(PROXY, f"(log_q, {expression})")]}
+    return {"pool": [(PROXY, f"(q, {expression})")]}
 
 
 def pool_law(expression):
@@ -34,9 +34,9 @@ def pool_law(expression):
 
 
 MUTANTS = {
-    "the token's own probability as proxy": proxy("log_q.gather(1, drawn)"),
-    "the paper's ad-hoc proxy (half of q(x_m))": proxy("log_q[:, max(n_lead - 1, 0)][:, None] - 0.6931471805599453"),
-    "0.6 times the proxy, not clamped to q(x_{m+1})": proxy("sampled_log_proxy(log_q, n_lead) - 0.5108256237659907"),
+    "the token's own probability as proxy": proxy("q.gather(1, drawn)"),
+    "the paper's ad-hoc proxy (half of q(x_m))": proxy("q[:, max(n_lead - 1, 0)][:, None] / 2"),
+    "0.6 times the proxy, not clamped to q(x_{m+1})": proxy("sampled_proxy(q, n_lead) * 0.6"),
     "ties of survival broken by token id": {
         "tree": [(
             "    keep = best_first(scores)[: total_token - 1].sort().values",
@@ -53,7 +53,7 @@ MUTANTS = {
     "fill ranked before sampled at ties": {
         "pool": [
             ("torch.cat((lead, drawn, fill), 1)", "torch.cat((lead, fill, drawn), 1)"),
-            ("torch.cat((log_q[:, :n_lead], log_proxy, scores.gather(1, fill)), 1)", "torch.cat((log_q[:, :n_lead], scores.gather(1, fill), log_proxy), 1)"),
+            ("torch.cat((q[:, :n_lead], proxy, scores.gather(1, fill)), 1)", "torch.cat((q[:, :n_lead], scores.gather(1, fill), proxy), 1)"),
             ("    kinds[n_lead : n_lead + 1] = SAMPLED\n", "    kinds[width - 1 : ] = SAMPLED\n"),
         ]
     },
@@ -67,7 +67,7 @@ MUTANTS = {
             "    return torch.where(lenient, candidate, draws.token(law))",
         )]
     },
-    "q instead of q_tail in the ratio": pool_law("q_tail * log_q[:, n_lead:].exp().sum(-1, keepdim=True)"),
+    "q instead of q_tail in the ratio": pool_law("q_tail * q[:, n_lead:].sum(-1, keepdim=True)"),
     "tail judged at another temperature than it was drawn at": pool_law("q_tail.square() / q_tail.square().sum(-1, keepdim=True)"),
     "support truncated differently in drafting and in verification": pool_law(
         "q_tail * (torch.arange(n_support) < n_support - 1) / (q_tail * (torch.arange(n_support) < n_support - 1)).sum(-1, keepdim=True)"
@@ -90,14 +90,14 @@ MUTANTS = {
     "q_tail of the wrong parent after pruning": {
         "tree": [("        pool_rows=row_of[nodes],", "        pool_rows=row_of[nodes].roll(1),")]
     },
-    "kept set not closed under parents: proxies above 1": proxy("sampled_log_proxy(log_q, n_lead) + 0.5"),
+    "kept set not closed under parents: proxies above 1": proxy("sampled_proxy(q, n_lead) * 1.65"),
 }  # fmt: skip
 AUTO_MUTANTS = {
     "the sampled slot scored by the token drawn": {
-        "pool": [(AUTO_PROXY, "(log_q, acceptance_scores(log_q, q_tail, n_lead)[0].gather(1, drawn)) if auto")]
+        "pool": [(AUTO_PROXY, "(q, acceptance_scores(q, q_tail, n_lead)[0].gather(1, drawn)) if auto")]
     },
     "the sampled slot scored lower than the fill slots that it should beat": {
-        "pool": [("torch.maximum(log_common, own[:, n_lead:].amax(-1, keepdim=True))", "log_common")]
+        "pool": [("torch.maximum(common.sum(-1, keepdim=True).clamp_max(1), own[:, n_lead:].amax(-1, keepdim=True))", "common.sum(-1, keepdim=True).clamp_max(1)")]
     },
     "as many lead tokens as the draws of the level before say": {
         "pool": [
@@ -282,8 +282,8 @@ def test_mutant_that_takes_z_as_one_minus_the_head_scores_below_a_fill_slot():
     right = scores(load_rheo())
     assert right[1] >= right[2] > 0
     wrong = load_rheo({"pool": [
-        ("    log_z = log_tail.logsumexp(-1, keepdim=True)\n", "    log_z = (1 - log_q[:, :n_lead].exp().sum(-1, keepdim=True)).log()\n"),
-        ("    return torch.maximum(torch.minimum(log_q[:, n_lead - 1 : n_lead], log_z), log_tail[:, :1])", "    return torch.minimum(log_q[:, n_lead - 1 : n_lead], log_z)"),
+        ("    z = tail.sum(-1, keepdim=True)\n", "    z = 1 - q[:, :n_lead].sum(-1, keepdim=True)\n"),
+        ("    return torch.maximum(torch.minimum(q[:, n_lead - 1 : n_lead], z), tail[:, :1])", "    return torch.minimum(q[:, n_lead - 1 : n_lead], z)"),
     ]})  # fmt: skip
     assert scores(wrong)[1] < scores(wrong)[2]
 
