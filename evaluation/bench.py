@@ -1,6 +1,6 @@
 """What a cycle costs and where it goes: ``python -m evaluation.bench --base-model-path smollm2-demo``.
 
-Plain decoding, Top-K and RheoSampling answer the same questions in turn, in an order that rotates, so that a slow phase of the machine meets all
+Plain decoding, Top-K and RheoSampling answer the same questions, a cycle of each in turn, so that a slow moment of the machine meets all
 alike; what is written is a median over cycles, or a ratio paired by question. "Networks" is the time inside the modules of target and head,
 the rest is what the method costs (on a CPU; a GPU's launches return before the work is done, so that only phases and cycles are timed there). The last line is one
 JSON object. How cost grows with the size of trees, contexts and vocabularies: ``evaluation.growth``.
@@ -133,24 +133,45 @@ class Sample:
     inside: list[float] = field(default_factory=list)
 
 
-def sample(model: EaModel, prompt: torch.Tensor, arm: str, question: int, settings: dict, clock: Clock | None) -> Sample:
-    """Answer one prompt and watch its cycles; the first one is a warm-up.
+def sample(model: EaModel, prompt: torch.Tensor, arm: str, question: int, settings: dict, clock: Clock | None) -> Iterator[Sample]:
+    """Answer one prompt and watch its cycles, whatever is done between them; the first one is a warm-up.
 
     Args:
         clock: of the networks; None on a GPU, where every phase is waited for instead.
+
+    Yields:
+        What was found so far, the same object after every cycle.
     """
     found = Sample(arm, question)
-    before = None
-    for generation in model.stream(prompt, model.options(**settings, **ARMS[arm]), timing=True):
-        now = time.perf_counter(), dict(generation.seconds), clock.seconds if clock else 0.0
-        if before is not None:
+    stream = iter(model.stream(prompt, model.options(**settings, **ARMS[arm]), timing=True))
+    seconds = None
+    while True:
+        start, inside = time.perf_counter(), clock.seconds if clock else 0.0
+        generation = next(stream, None)
+        end = time.perf_counter()
+        if generation is None:
+            return
+        if seconds is not None:
             found.tokens += generation.accept_lengths[-1]
-            found.cycles.append(now[0] - before[0])
+            found.cycles.append(end - start)
             for phase in PHASES:
-                found.phases[phase].append(now[1].get(phase, 0.0) - before[1].get(phase, 0.0))
-            found.inside.append(now[2] - before[2])
-        before = time.perf_counter(), now[1], now[2]
-    return found
+                found.phases[phase].append(generation.seconds.get(phase, 0.0) - seconds.get(phase, 0.0))
+            found.inside.append((clock.seconds if clock else 0.0) - inside)
+        seconds = dict(generation.seconds)
+        yield found
+
+
+def in_turn(answers: dict[str, Iterator[Sample]]) -> list[Sample]:
+    """Answers by arm, a cycle of each in turn until all have ended, so that a slow moment of the machine meets all alike."""
+    last = {}
+    while answers:
+        for arm in list(answers):
+            found = next(answers[arm], None)
+            if found is None:
+                del answers[arm]
+            else:
+                last[arm] = found
+    return list(last.values())
 
 
 def count(model: EaModel, prompts: list[torch.Tensor], arm: str, settings: dict) -> tuple[float, float | None]:
@@ -287,8 +308,8 @@ def run(args: argparse.Namespace) -> None:
     for number, (question, prompt) in enumerate(tqdm(list(zip(questions, prompts)), unit="question")):
         turn = number % len(names)
         seed = turn_seed(args.seed, question.question_id, 0, 0)
-        for arm in names[turn:] + names[:turn]:
-            samples.append(sample(model, prompt, arm, question.question_id, settings | {"seed": seed}, clock))
+        order = names[turn:] + names[:turn]
+        samples += in_turn({arm: sample(model, prompt, arm, question.question_id, settings | {"seed": seed}, clock) for arm in order})
     context = round(mean(prompt.numel() for prompt in prompts) + args.max_new_token / 2)
     speed = bandwidth(model.target.device)
     rows = summarise(model, samples, counts, context, speed)

@@ -54,12 +54,28 @@ def test_the_phases_of_a_cycle_add_up_to_it_and_the_networks_are_a_part_of_it():
     model = tiny_pair()
     clock = Clock(bench.networks(model))
     for arm in ARMS:
-        found = bench.sample(model, PROMPT, arm, 0, {"temperature": 1.0, "max_new_tokens": 30}, clock)
+        *_, found = bench.sample(model, PROMPT, arm, 0, {"temperature": 1.0, "max_new_tokens": 30}, clock)
         assert len(found.cycles) == len(found.inside) == len(found.phases["draft"]) > 3
         assert len(found.cycles) <= found.tokens <= 30 + model.tree_defaults["depth"] + 1
         for i, cycle in enumerate(found.cycles):
             assert 0 < found.inside[i] < sum(found.phases[phase][i] for phase in bench.PHASES) <= cycle
         assert sum(map(sum, found.phases.values())) > 0.5 * sum(found.cycles)  # what is between the phases is little
+
+
+def test_answers_take_turns_cycle_by_cycle_and_are_what_they_would_be_alone():
+    model, settings, log = tiny_pair(), {"temperature": 1.0, "max_new_tokens": 24, "seed": 1}, []
+
+    def watched(arm):
+        for found in bench.sample(model, PROMPT, arm, 0, settings, None):
+            log.append(arm)
+            yield found
+
+    arms = ["plain", "topk", "rheo m=1"]
+    together = bench.in_turn({arm: watched(arm) for arm in arms})
+    assert log[:9] == arms * 3 and set(log) == set(arms)
+    for found in together:
+        *_, alone = bench.sample(model, PROMPT, found.arm, 0, settings, None)
+        assert (found.tokens, len(found.cycles)) == (alone.tokens, len(alone.cycles)) and len(found.cycles) > 3
 
 
 def test_arms_are_compared_by_question():
