@@ -125,12 +125,10 @@ def build_pools(logits: Tensor, options: PoolOptions, draws: Draws, target_ids: 
 
     scores, proxy = acceptance_scores(q, q_tail, n_lead) if auto else (q, sampled_proxy(q, n_lead))
 
-    # The fill slots are the next tokens in order, stepping over the sampled one where there is one. A score of 0 is a tail
-    # without mass, which was never drawn from; without lead tokens the tail is everything.
-    skipped = drawn.masked_fill(proxy == 0, n_support) if n_lead else drawn
+    # The fill slots are the next tokens in order, stepping over the sampled one. (A tail without mass gives its slots scores of 0.)
     ranks, kinds = slots(width, n_lead, logits.device)
     lead, fill = ranks[:n_lead].expand(parents, -1), ranks[n_lead : width - 1].expand(parents, -1)
-    fill = fill + (fill >= skipped)
+    fill = fill + (fill >= drawn)
     return Pools(
         tokens=support.gather(1, torch.cat((lead, drawn, fill), 1)),
         log_proxy=torch.log(torch.cat((q[:, :n_lead], proxy, scores.gather(1, fill)), 1)),
@@ -177,7 +175,7 @@ def sampled_proxy(q: Tensor, n_lead: int) -> Tensor:
     if n_lead == 0:
         return tail[:, :1]
     z = tail.sum(-1, keepdim=True)
-    return torch.maximum(torch.minimum(q[:, n_lead - 1 : n_lead], z), tail[:, :1])
+    return z.clamp(tail[:, :1], q[:, n_lead - 1 : n_lead])
 
 
 def acceptance_scores(q: Tensor, q_tail: Tensor, n_lead: int) -> tuple[Tensor, Tensor]:

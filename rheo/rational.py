@@ -119,6 +119,9 @@ class RationalTensor:
     def isnan(self) -> Tensor:
         return _mask(np.equal(self.values, None))
 
+    def clamp(self, low, high) -> "RationalTensor":
+        return self._like(np.minimum(np.maximum(self.values, self._read(low)), self._read(high)))
+
     def clamp_min(self, bound) -> "RationalTensor":
         return self._like(np.maximum(self.values, self._number(bound)))
 

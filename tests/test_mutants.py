@@ -283,7 +283,7 @@ def test_mutant_that_takes_z_as_one_minus_the_head_scores_below_a_fill_slot():
     assert right[1] >= right[2] > 0
     wrong = load_rheo({"pool": [
         ("    z = tail.sum(-1, keepdim=True)\n", "    z = 1 - q[:, :n_lead].sum(-1, keepdim=True)\n"),
-        ("    return torch.maximum(torch.minimum(q[:, n_lead - 1 : n_lead], z), tail[:, :1])", "    return torch.minimum(q[:, n_lead - 1 : n_lead], z)"),
+        ("    return z.clamp(tail[:, :1], q[:, n_lead - 1 : n_lead])", "    return torch.minimum(q[:, n_lead - 1 : n_lead], z)"),
     ]})  # fmt: skip
     assert scores(wrong)[1] < scores(wrong)[2]
 

@@ -191,7 +191,6 @@ def test_law6_empty_tail_means_no_sampled_slot_and_nobody_takes_its_place():
     logits = torch.tensor([[0.0, -200.0, -201.0, -202.0], [0.0, -1.0, -2.0, -3.0]])
     pools = build_pools(logits, PoolOptions(3, 1, 0), draws())
     assert pools.log_proxy[0, 1] == -torch.inf and pools.log_proxy[1, 1] > -torch.inf
-    assert pools.tokens[0, 2] == 1  # the fill slot holds the next token, as if nothing had been drawn
     tree = build_tree(torch.tensor(0), logits[0], None, TreeOptions(PoolOptions(3, 1, 0), 10, 0), draws())
     assert tree.valid.tolist() == [True, True, False, False]  # x_1, no sampled token, x_2 without mass
 
