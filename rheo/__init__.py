@@ -3,9 +3,9 @@
 from rheo.draws import Draws
 from rheo.pool import AUTO, FILL, GREEDY_BELOW, KIND_NAMES, LEAD, NORMALISERS, SAMPLED, PoolOptions, Pools, build_pools, parse_m
 from rheo.tree import Tree, TreeOptions, build_tree
-from rheo.verification import VERIFICATIONS, Verdict, check_verification, pick, verify
+from rheo.verification import VERIFICATIONS, Verdict, check_verification, pick, verify, verify_greedily
 
 __all__ = [
     "AUTO", "Draws", "FILL", "GREEDY_BELOW", "KIND_NAMES", "LEAD", "NORMALISERS", "PoolOptions", "Pools", "SAMPLED", "Tree", "TreeOptions",
-    "VERIFICATIONS", "Verdict", "build_pools", "build_tree", "check_verification", "parse_m", "pick", "verify",
+    "VERIFICATIONS", "Verdict", "build_pools", "build_tree", "check_verification", "parse_m", "pick", "verify", "verify_greedily",
 ]

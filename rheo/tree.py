@@ -76,7 +76,7 @@ class Tree:
         return self.valid & (self.levels > 0)
 
     def children(self, node: Tensor | int) -> Tensor:
-        """bool ``[N]``: the surviving children of a node."""
+        """bool ``[N]``: the surviving children of a node; of several, ``[n, 1]``, bool ``[n, N]``."""
         return (self.parents == node) & self.drafted
 
 

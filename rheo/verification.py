@@ -62,18 +62,47 @@ def verify(
         ValueError: for an unknown ``verification``.
     """
     check_verification(verification, None)
+
+    def decide(node: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
+        return next_token(tree, node, tree.children(node), p, draws, verification), ~p.sum().isnan()
+
+    def emit(nodes: Tensor) -> tuple[Tensor, Tensor]:
+        return (torch.vmap(decide, randomness="different") if at_once else decide)(nodes, law(nodes))
+
+    return walk(tree, emit, at_once)
+
+
+def verify_greedily(tree: Tree, logits: Callable[[Tensor], Tensor], at_once: bool = False) -> Verdict:
+    """Temperature 0: the law is certain of the target's most likely token, which is emitted whatever was drafted.
+
+    Args:
+        logits: maps a node index to the target's logits there, as ``law`` of ``verify`` does.
+        at_once: as in ``verify``.
+    """
+
+    def emit(nodes: Tensor) -> tuple[Tensor, Tensor]:
+        rows = logits(nodes).float()
+        return rows.argmax(-1), rows.abs().amax(-1).isfinite()
+
+    return walk(tree, emit, at_once)
+
+
+def walk(tree: Tree, emit: Callable[[Tensor], tuple[Tensor, Tensor]], at_once: bool) -> Verdict:
+    """Follow the tokens that are emitted from the root down, as far as they were drafted.
+
+    Args:
+        emit: maps a node (int64 ``[]``), or with ``at_once`` all of them (``[N]``), to the token emitted there and whether its law is finite.
+    """
+
+    def step(nodes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """What ``emit`` says, and the nodes that follow: themselves where the walk ends."""
+        tokens, finite = emit(nodes)
+        hit = tree.children(nodes[..., None]) & (tree.tokens == tokens[..., None])
+        return tokens, finite, torch.where(hit.any(-1), hit.int().argmax(-1), nodes)
+
     root = torch.zeros((), dtype=torch.long, device=tree.tokens.device)
-
-    def visit(node: Tensor, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The token emitted at ``node`` of law p, the node after it (itself where the walk ends), and whether p is finite."""
-        children = tree.children(node)
-        token = next_token(tree, node, children, p, draws, verification)
-        hit = children & (tree.tokens == token)
-        return token, torch.where(hit.any(), hit.int().argmax(), node), ~p.sum().isnan()
-
     if at_once:
-        every = torch.arange(tree.tokens.numel(), device=root.device)
-        tokens, following, finite = torch.vmap(visit, randomness="different")(every, law(every))
+        tokens, finite, following = step(torch.arange(tree.tokens.numel(), device=root.device))
         path = [root]
         for _ in range(tree.max_levels):
             path.append(pick(following, path[-1]))
@@ -82,7 +111,7 @@ def verify(
 
     node, path, tokens, finite = root, [], [], torch.ones_like(root, dtype=torch.bool)
     for _ in range(tree.max_levels + 1):
-        token, following, sound = visit(node, law(node))
+        token, sound, following = step(node)
         path.append(node)
         tokens.append(token)
         finite = finite & sound

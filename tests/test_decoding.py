@@ -47,17 +47,17 @@ def test_law8_output_ends_at_the_first_stop_token_also_inside_a_block(model, kwa
 
 
 def scripted(monkeypatch, model, blocks):
-    """Let verification emit the given blocks of tokens, whatever the tree."""
+    """Let verification at temperature 0 emit the given blocks of tokens, whatever the tree."""
     rounds = iter(blocks)
 
-    def fake(tree, law, draws, verification, at_once):
+    def fake(tree, logits, at_once):
         block = next(rounds)
         steps = tree.max_levels + 1
         tokens = torch.tensor(block + [0] * (steps - len(block)))
         path = torch.arange(steps).clamp_max(tree.tokens.numel() - 1)
         return Verdict(path, tokens, torch.tensor(len(block)), torch.tensor(True))
 
-    monkeypatch.setattr(cycle, "verify", fake)
+    monkeypatch.setattr(cycle, "verify_greedily", fake)
     return model
 
 

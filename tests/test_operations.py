@@ -13,7 +13,7 @@ from eagle.model.draft import DraftState
 from eagle.model.ea_model import EaModel
 from eagle.model.law import SamplingOptions, TargetLaw
 from evaluation.bench import Operations
-from rheo import AUTO, Draws, PoolOptions, TreeOptions, build_tree, verify
+from rheo import AUTO, Draws, PoolOptions, TreeOptions, build_tree, verify, verify_greedily
 
 LIMIT = 630  # operations a cycle at K 10, depth 7, 60 nodes; m = auto has 90 more
 PAIR = {"vocab": 512, "draft_vocab": 256, "layers": 8, "taps": (2, 4, 5)}
@@ -37,7 +37,10 @@ def cycle_on_a_device_without_data(options: TreeOptions, verification: str, temp
         root_logits = head.logits(state.last)[0]
         with counting:
             tree = build_tree(root, root_logits, state.expand, options, draws, target_ids)
-            verdict = verify(tree, lambda nodes: law(logits), draws, verification, at_once=True)
+            if law.greedy:
+                verdict = verify_greedily(tree, lambda nodes: logits, at_once=True)
+            else:
+                verdict = verify(tree, lambda nodes: law(logits), draws, verification, at_once=True)
             summary = summarise(tree, verdict)
             cache.keep(verdict.path, verdict.count)
             state.commit(verdict.tokens, features[verdict.path], verdict.count)

@@ -8,7 +8,7 @@ from tiny import PROMPT, tiny_pair
 from transformers import GenerationConfig
 
 from eagle.model.law import SamplingOptions, TargetLaw
-from rheo import Draws, PoolOptions, TreeOptions, build_tree, verify
+from rheo import Draws, PoolOptions, TreeOptions, build_tree, verify, verify_greedily
 
 
 def draws(seed=0):
@@ -111,6 +111,12 @@ def test_all_nodes_at_once_and_node_by_node_end_alike_where_nothing_is_left_to_c
                     rows[broken] = float("nan")
                 lazily, at_once = (verify(tree, lambda node: law(rows[node]), draws(), at_once=x) for x in (False, True))
                 assert lazily.count == at_once.count and lazily.finite == at_once.finite
+                for greedy in (verify_greedily(tree, lambda node: rows[node], at_once=x) for x in (False, True)):
+                    assert greedy.finite == lazily.finite
+                    if lazily.finite:
+                        count = lazily.count
+                        assert greedy.count == count and greedy.path.shape == lazily.path.shape and greedy.tokens.shape == lazily.tokens.shape
+                        assert torch.equal(greedy.path[:count], lazily.path[:count]) and torch.equal(greedy.tokens[:count], lazily.tokens[:count])
                 count = lazily.count
                 assert torch.equal(lazily.path[:count], at_once.path[:count]) and lazily.path.shape == at_once.path.shape
                 if broken is None:

@@ -14,7 +14,7 @@ from eagle.model.draft import DraftModel, DraftState
 from eagle.model.law import TargetLaw
 from eagle.model.options import DecodingOptions
 from eagle.model.target import TargetModel
-from rheo import KIND_NAMES, Draws, Tree, Verdict, build_tree, pick, verify
+from rheo import KIND_NAMES, Draws, Tree, Verdict, build_tree, pick, verify, verify_greedily
 from rheo.tree import NO_KIND
 
 STEP = 128  # positions that a graph serves: more of them are fewer captures, and more masked keys in each cycle
@@ -125,10 +125,13 @@ class Cycle:
         tree, at_once = self.tree, self.at_once
         self.output = output = self.target.tree_forward(tree.tokens, tree.levels, tree.mask, self.cache, self.taps)
 
-        def law(node: Tensor) -> Tensor:
-            return self.law(output.logits if at_once else pick(output.logits, node))
+        def logits(node: Tensor) -> Tensor:
+            return output.logits if at_once else pick(output.logits, node)
 
-        self.verdict = verify(tree, law, self.draws, self.options.verification or "rheo", at_once)
+        if self.law.greedy:
+            self.verdict = verify_greedily(tree, logits, at_once)
+        else:
+            self.verdict = verify(tree, lambda node: self.law(logits(node)), self.draws, self.options.verification or "rheo", at_once)
 
     def commit(self, count: int | None = None) -> None:
         """Keep the accepted path in the target's cache.
