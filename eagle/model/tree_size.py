@@ -22,7 +22,7 @@ from eagle.model.target import TargetModel
 from rheo import Draws, build_tree
 from rheo.tree import best_first
 
-SIZES = (8, 12, 16, 24, 32, 40, 50, 60, 80, 100)
+SIZES = (4, 5, 6, 8, 10, 12, 16, 24, 32, 40, 50, 60, 80, 100)
 DEPTHS = (1, 2, 3, 4, 5, 6, 7, 8)
 ROUNDS = 5
 TEXT, EVERY = 64, 6  # tokens that the target writes for the trial, and from one tree to the next
@@ -117,17 +117,18 @@ def expected_tokens(
 
 @torch.inference_mode()
 def drafting_seconds(target: TargetModel, draft: DraftModel, context: int, options: DecodingOptions, rounds: int = ROUNDS) -> float:
-    """Median seconds of growing one tree behind ``context`` committed tokens."""
+    """Median seconds of taking two tokens in and growing one tree behind ``context`` committed tokens and a few more."""
     device, dtype = draft.device, draft.dtype
-    state = DraftState(draft, target.embedding, context + options.depth * (options.top_k + 1))
+    state = DraftState(draft, target.embedding, context + 2 * (rounds + 1) + options.depth * (options.top_k + 1))
     features = torch.zeros(context, draft.fc.in_features, device=device, dtype=dtype)
     root = torch.zeros((), dtype=torch.long, device=device)
-    logits, target_ids = state.commit(root.expand(context), features), draft.target_ids()
+    state.commit(root.expand(context), features)
+    target_ids = draft.target_ids()
     draws = Draws(torch.Generator(device=device).manual_seed(0))
     times = []
     for _ in range(rounds + 1):
-        state.forget_tree()
         start = time.perf_counter()
+        logits = state.commit(root.expand(2), features[:2])
         build_tree(root, logits, state.expand, options.tree, draws, target_ids).tokens[0].item()  # waits for the device
         times.append(time.perf_counter() - start)
     return median(times[1:])  # the first is a warm-up
