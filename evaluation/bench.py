@@ -215,7 +215,7 @@ def cycle_bytes(model: EaModel, drafting: bool, context: int) -> int:
     """
     target = model.target
     weights = weight_bytes(target.model)
-    if target.output_head.weight is not target.embedding.weight:
+    if getattr(target.output_head, "weight", None) is not target.embedding.weight:
         weights -= target.embedding.weight.nbytes
     cache = sum(buffer.data[..., :1, :].nbytes for buffer in target.new_cache(1).buffers.values()) * context
     once, per_call = (sum(map(weight_bytes, part)) for part in head_parts(model))

@@ -138,7 +138,7 @@ class DraftModel(nn.Module):
     @cached_property
     def fingerprint(self) -> str:
         """Tells heads apart: 16 hexadecimal digits of the SHA-256 of ``fc``, as it is when first asked for."""
-        return hashlib.sha256(self.fc.weight.detach().cpu().float().numpy().tobytes()).hexdigest()[:16]
+        return hashlib.sha256(self.fc.state_dict()["weight"].cpu().float().numpy().tobytes()).hexdigest()[:16]
 
     def target_ids(self) -> Tensor | None:
         """int64 ``[draft_vocab]`` target id of each draft id; None where the vocabularies agree."""

@@ -13,7 +13,7 @@ ROWS = 8  # of a product, named at the packing; the layout serves 1 to hundreds 
 
 
 class PackedLinear(nn.Module):
-    """``nn.Linear`` for inference on a CPU; it holds the packed weight and no other.
+    """``nn.Linear`` for inference on a CPU; it holds the packed weight and no other, which its ``state_dict`` gives in the usual layout.
 
     Args:
         linear: the layer to pack (see ``packable``); it is left as it is.
@@ -24,17 +24,12 @@ class PackedLinear(nn.Module):
         self.in_features, self.out_features, self.bias = linear.in_features, linear.out_features, linear.bias
         self.register_buffer("packed", torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), ROWS), persistent=False)
 
-    @property
-    def weight(self) -> Tensor:
-        """``[out_features, in_features]``, a copy in the usual layout."""
-        return self.packed.to_dense()
-
     def forward(self, x: Tensor) -> Tensor:
         return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
         super()._save_to_state_dict(destination, prefix, keep_vars)
-        destination[prefix + "weight"] = self.weight
+        destination[prefix + "weight"] = self.packed.to_dense()
 
     def _apply(self, fn, recurse=True):
         raise RuntimeError("the weights are packed for this CPU and can be neither moved nor cast; load the model with pack_weights=False")
