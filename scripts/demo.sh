@@ -5,7 +5,7 @@ cd "$(dirname "$0")/.."
 bash scripts/install.sh
 
 out=answers/demo
-tree=(--total-token 8 --depth 1 --top-k 4)   # what --total-token -1 --depth -1 chooses on 2 CPU cores, see the README
+tree=(--total-token 6 --depth 1 --top-k 4)   # what --total-token -1 --depth -1 chooses on 2 CPU cores, see the README
 common=(--base-model-path smollm2-demo --dtype fast --bench-name demo --temperature 1.0 --max-new-token 24 --seed 0)
 run() { echo "+ $*"; "$@"; }
 

@@ -22,8 +22,8 @@ def test_a_packed_layer_computes_what_the_plain_one_does(dtype, bias):
     torch.manual_seed(0)
     linear = nn.Linear(48, 200, bias=bias).to(dtype)
     packed = PackedLinear(linear)
-    for shape in ((1, 48), (7, 48), (2, 3, 48), (300, 48)):
-        x = torch.randn(shape).to(dtype)
+    for x in (torch.randn(1, 48), torch.randn(7, 48), torch.randn(2, 3, 48), torch.randn(300, 48), torch.randn(48, 5).t(), torch.randn(9, 96)[:, ::2]):
+        x = x.to(dtype)
         expected, exact = linear(x), nn.functional.linear(x.double(), linear.weight.double(), linear.bias.double() if bias else None)
         assert packed(x).shape == expected.shape and packed(x).dtype == dtype
         torch.testing.assert_close(packed(x), expected)
@@ -67,9 +67,13 @@ def test_other_layers_and_other_dtypes_are_left_alone():
     class Sub(nn.Linear):
         """As quantisation back ends derive theirs."""
 
-    offloaded = nn.Linear(4, 4)
+    class Quantised(torch.Tensor):
+        """As libraries that quantise weights and leave the layer derive theirs."""
+
+    quantised, offloaded = nn.Linear(4, 4), nn.Linear(4, 4)
+    quantised.weight = nn.Parameter(quantised.weight.detach().as_subclass(Quantised))
     offloaded._hf_hook = object()
-    left = [nn.Linear(4, 4).to(dtype) for dtype in (torch.float64, torch.float16)] + [nn.Linear(4, 4, device="meta"), Sub(4, 4), offloaded]
+    left = [nn.Linear(4, 4).to(dtype) for dtype in (torch.float64, torch.float16)] + [nn.Linear(4, 4, device="meta"), Sub(4, 4), offloaded, quantised]
     model = nn.ModuleList([*left, nn.Linear(4, 4)])
     pack_linears(model)
     assert list(model)[:-1] == left and isinstance(model[-1], PackedLinear)

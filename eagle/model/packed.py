@@ -1,7 +1,7 @@
 """Linear layers for a CPU, their weights laid out once as oneDNN multiplies them.
 
 A plain linear layer lays its weight out anew at every product. For the few rows of a decoding step that costs more than the product itself: packed
-layers take half to two thirds of the time (docs/PERFORMANCE.md). In bfloat16 the results are the same to the bit.
+layers take half to two thirds of the time (docs/PERFORMANCE.md).
 """
 
 import platform
@@ -38,7 +38,9 @@ class PackedLinear(nn.Module):
 
 def packable(module: nn.Module) -> bool:
     """Whether a module is a plain linear layer that runs faster packed: on an x86 CPU, not offloaded, in float32, or in bfloat16 where the CPU multiplies in it."""
-    if type(module) is not nn.Linear or hasattr(module, "_hf_hook") or module.weight.device.type != "cpu":
+    if type(module) is not nn.Linear or type(module.weight) is not nn.Parameter:  # a quantised weight is a tensor of another class
+        return False
+    if hasattr(module, "_hf_hook") or module.weight.device.type != "cpu":
         return False
     if not torch.backends.mkldnn.is_available() or platform.machine() not in ("x86_64", "AMD64"):
         return False
