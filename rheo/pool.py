@@ -112,7 +112,7 @@ def build_pools(logits: Tensor, options: PoolOptions, draws: Draws, target_ids: 
     log_q = None
     if top_k_only or options.normaliser == "full":
         log_q = (top - logits.to(precision).logsumexp(-1, keepdim=True)).clamp_max(0)
-    support = ids if target_ids is None else target_ids[ids]
+    support = ids if target_ids is None else target_ids.index_select(0, ids.flatten()).view_as(ids)
 
     if top_k_only:
         return Pools(support, log_q, slots(width, width, logits.device)[1], support, torch.zeros_like(top))
@@ -120,13 +120,16 @@ def build_pools(logits: Tensor, options: PoolOptions, draws: Draws, target_ids: 
     if n_lead == n_support:  # no tail: nothing to sample
         return Pools(support, torch.log(q), slots(n_lead, n_lead, logits.device)[1], support, torch.zeros_like(top))
 
+    ranks, kinds = slots(width, n_lead, logits.device)
     q_tail = pad(tempered(top[:, n_lead:], options.temperature), (n_lead, 0))
-    drawn = draws.token(q_tail)[:, None]  # [P, 1] index into the support
+    if options.temperature < GREEDY_BELOW:  # all of q_tail is on the first token of the tail
+        drawn = ranks[n_lead].expand(parents, 1)
+    else:
+        drawn = draws.token(q_tail)[:, None]  # [P, 1] index into the support
 
     scores, proxy = acceptance_scores(q, q_tail, n_lead) if auto else (q, sampled_proxy(q, n_lead))
 
     # The fill slots are the next tokens in order, stepping over the sampled one. (A tail without mass gives its slots scores of 0.)
-    ranks, kinds = slots(width, n_lead, logits.device)
     lead, fill = ranks[:n_lead].expand(parents, -1), ranks[n_lead : width - 1].expand(parents, -1)
     fill = fill + (fill >= drawn)
     return Pools(

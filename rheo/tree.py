@@ -137,10 +137,10 @@ def grow(
     expanded = []
     for level in range(1, options.depth + 1):
         parents, order = levels[-1], best_first(scores[-1])[: options.pool.size]
-        logits = expand(parents.tokens.flatten()[order], order // parents.tokens.shape[1], level)
+        logits = expand(parents.tokens.flatten().index_select(0, order), order // parents.tokens.shape[1], level)
         levels.append(build_pools(logits, options.pool, draws, target_ids))
         expanded.append(order)
-        scores.append((scores[-1][order, None] + levels[-1].log_proxy).flatten())
+        scores.append((scores[-1].index_select(0, order)[:, None] + levels[-1].log_proxy).flatten())
     return Growth(levels, torch.cat(scores), expanded)
 
 

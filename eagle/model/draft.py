@@ -236,10 +236,10 @@ class DraftState:
         if self.itself.shape[0] < n:
             self.itself = torch.eye(n, dtype=torch.bool, device=tokens.device)
         first = self.seen.shape[1]
-        self.seen = torch.cat((self.seen[parent_ranks], self.itself[:n, :n]), 1)
+        self.seen = torch.cat((self.seen.index_select(0, parent_ranks), self.itself[:n, :n]), 1)
         place = buffer.end + (level - 1)
         places = slice(place, place + 1) if isinstance(place, int) else place.reshape(1)
-        self.hidden = self._forward(tokens, self.hidden[parent_ranks], places, self.seen, slice(first, first + n), first + n)
+        self.hidden = self._forward(tokens, self.hidden.index_select(0, parent_ranks), places, self.seen, slice(first, first + n), first + n)
         return self.model.logits(self.hidden)
 
     def _forward(
