@@ -8,6 +8,7 @@ JSON object. How cost grows with the size of trees, contexts and vocabularies: `
 
 import argparse
 import json
+import random
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -162,10 +163,13 @@ def sample(model: EaModel, prompt: torch.Tensor, arm: str, question: int, settin
 
 
 def in_turn(answers: dict[str, Iterator[Sample]]) -> list[Sample]:
-    """Answers by arm, a cycle of each in turn until all have ended, so that a slow moment of the machine meets all alike."""
-    last = {}
+    """Answers by arm, a cycle of each in turn until all have ended, so that a slow moment of the machine meets all alike.
+
+    The order changes from round to round: what runs behind a cheap cycle finds a cooler processor.
+    """
+    last, chance = {}, random.Random(0)
     while answers:
-        for arm in list(answers):
+        for arm in chance.sample(list(answers), len(answers)):
             found = next(answers[arm], None)
             if found is None:
                 del answers[arm]
@@ -304,12 +308,9 @@ def run(args: argparse.Namespace) -> None:
     prompts = [build_prompt(args.template, model.tokenizer, question.turns[:1], []) for question in questions]
     counts = {arm: count(model, prompts, arm, settings | {"max_new_tokens": min(24, args.max_new_token)}) for arm in ARMS}
     samples = []
-    names = list(ARMS)
-    for number, (question, prompt) in enumerate(tqdm(list(zip(questions, prompts)), unit="question")):
-        turn = number % len(names)
+    for question, prompt in tqdm(list(zip(questions, prompts)), unit="question"):
         seed = turn_seed(args.seed, question.question_id, 0, 0)
-        order = names[turn:] + names[:turn]
-        samples += in_turn({arm: sample(model, prompt, arm, question.question_id, settings | {"seed": seed}, clock) for arm in order})
+        samples += in_turn({arm: sample(model, prompt, arm, question.question_id, settings | {"seed": seed}, clock) for arm in ARMS})
     context = round(mean(prompt.numel() for prompt in prompts) + args.max_new_token / 2)
     speed = bandwidth(model.target.device)
     rows = summarise(model, samples, counts, context, speed)
