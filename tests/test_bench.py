@@ -72,7 +72,7 @@ def test_answers_take_turns_cycle_by_cycle_and_are_what_they_would_be_alone():
 
     arms = ["plain", "topk", "rheo m=1"]
     together = bench.in_turn({arm: watched(arm) for arm in arms})
-    rounds = [log[i : i + 3] for i in range(0, 9, 3)]
+    rounds = [log[i : i + 3] for i in range(0, 18, 3)]
     assert all(sorted(order) == sorted(arms) for order in rounds) and len(set(map(tuple, rounds))) > 1
     for found in together:
         *_, alone = bench.sample(model, PROMPT, found.arm, 0, settings, None)
