@@ -35,7 +35,6 @@ class PackedLinear(nn.Module):
         raise RuntimeError("the weights are packed for this CPU and can be neither moved nor cast; load the model with pack_weights=False")
 
 
-
 def packable(module: nn.Module) -> bool:
     """Whether a module is a plain linear layer that runs faster packed: on an x86 CPU, not offloaded, in float32, or in bfloat16 where the CPU multiplies in it."""
     if type(module) is not nn.Linear or type(module.weight) is not nn.Parameter:  # a quantised weight is a tensor of another class
