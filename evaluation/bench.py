@@ -286,9 +286,9 @@ def render(rows: list[dict], forward: dict[int, float]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def circumstances(model: EaModel) -> dict:
-    """What a time holds for, besides the settings."""
-    return {
+def circumstances(args: argparse.Namespace, model: EaModel) -> dict:
+    """What a time holds for: the settings given, but not where the results go, and the machine."""
+    return {k: str(v) for k, v in vars(args).items() if v is not None and k != "output"} | {
         "dtype": str(model.target.dtype), "device": device_name(model.target.device), "threads": torch.get_num_threads(),
         "torch": torch.__version__, "commit": commit(),
     }  # fmt: skip
@@ -315,7 +315,7 @@ def run(args: argparse.Namespace) -> None:
     speed = bandwidth(model.target.device)
     rows = summarise(model, samples, counts, context, speed)
     forward = {nodes: median(seconds) for nodes, seconds in verification_seconds(model.target, NODES, context, args.rounds).items()}
-    about = {k: str(v) for k, v in vars(args).items() if v is not None} | model.tree_defaults | circumstances(model)
+    about = circumstances(args, model) | model.tree_defaults
     about |= {"questions": len(questions), "context": context, "bandwidth_gb_per_sec": round(speed / 1e9, 1)}
     text = render(rows, forward)
     print(text)

@@ -125,7 +125,7 @@ def run(args: argparse.Namespace) -> None:
     if args.rounds < 1:
         raise ValueError(f"--rounds is {args.rounds}; it must be at least 1")
     found = curves(model, args.rounds)
-    about = {k: str(v) for k, v in vars(args).items() if v is not None} | circumstances(model)
+    about = circumstances(args, model)
     text = render(found)
     print(text)
     replace_text(args.output / "growth.md", text + "\n" + ", ".join(f"{k} {v}" for k, v in about.items()) + "\n")

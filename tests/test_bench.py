@@ -108,6 +108,7 @@ def test_the_program_writes_its_report_and_ends_with_one_json_line(tmp_path, cap
     assert result["arms"][0]["tau"] == 1 and result["arms"][0]["times_plain"]["value"] == 1
     assert all(row["operations"] > 50 and (row["reads"] is None) is not torch.cuda.is_available() for row in result["arms"][1:])
     assert json.loads((tmp_path / "out/bench.json").read_text()) == result
+    assert result["settings"]["max_new_token"] == "12" and result["settings"]["total_token"] == 8 and "output" not in result["settings"]
     assert "| rheo m=1 |" in (tmp_path / "out/bench.md").read_text()
     with pytest.raises(SystemExit, match="error: --ea-model-path is missing"):
         bench.main(f"--base-model-path {tmp_path}/target --question-file {tmp_path}/q.jsonl".split())
