@@ -5,9 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from rheo.pool import LEAD
 from rheo.tree import Tree
-from rheo.verification import normalised, sampled_child, scatter_tokens
+from rheo.verification import acceptance_ratio, lead_tokens, normalised, residual, sampled_child
 
 
 def reach_probabilities(tree: Tree, law: Callable[[Tensor], Tensor], verification: str = "rheo") -> Tensor:
@@ -24,22 +23,23 @@ def reach_probabilities(tree: Tree, law: Callable[[Tensor], Tensor], verificatio
     for node in torch.arange(tree.tokens.numel(), device=tree.tokens.device):  # parents stand before their children
         children = tree.children(node)
         if children.any():
-            emitted = emitted_law(tree, node, children, law(node), verification).double()
+            emitted = emitted_law(tree, node, law(node), verification).double()
             reach = torch.where(children, reach[node] * emitted[tree.tokens], reach)
     return reach
 
 
-def emitted_law(tree: Tree, node: Tensor, children: Tensor, p: Tensor, verification: str) -> Tensor:
+def emitted_law(tree: Tree, node: Tensor, p: Tensor, verification: str) -> Tensor:
     """Law ``[V]`` of the token that verification emits at ``node``, given what was drafted there."""
     lead_mass, left = torch.zeros_like(p), p
     if verification == "rrsw":
-        is_lead = scatter_tokens(tree, children & (tree.kinds == LEAD), p) > 0
+        is_lead = lead_tokens(tree, node, p) > 0
         lead_mass = p * is_lead
         left = p.masked_fill(is_lead, 0)
     total = left.sum()
     p = normalised(left, otherwise=p)
-    sampled, ratio, residual = sampled_child(tree, node, children, p)
-    accept = ratio.clamp_max(1)
-    emitted = (1 - accept) * residual / residual.sum()
+    sampled, q_tail = sampled_child(tree, node, p)
+    accept = acceptance_ratio(p, q_tail, sampled).clamp_max(1)
+    rest = residual(p, q_tail)
+    emitted = (1 - accept) * rest / rest.sum()
     emitted[sampled] += accept
     return lead_mass + total * emitted

@@ -15,10 +15,17 @@ class Draws:
 
     Args:
         generator: source of all randomness; its device must be that of the tensors drawn from.
+        ahead: ``[n]`` exponentials that were made from it ahead; the draws use them up first.
     """
 
-    def __init__(self, generator: torch.Generator):
-        self.generator = generator
+    def __init__(self, generator: torch.Generator, ahead: Tensor | None = None):
+        self.generator, self._ahead = generator, ahead
+
+    def ahead(self, rows: int, width: int, device: torch.device) -> "Draws":
+        """Draws from the same generator whose random numbers for so many rows of float32 weights are made now, in one operation."""
+        if in_blocks(width, device):
+            return self
+        return Draws(self.generator, self._exponentials(torch.empty(rows * width, device=device)))
 
     def token(self, weights: Tensor) -> Tensor:
         """Draw one index per row with probability proportional to ``weights``, rows independent.
@@ -31,7 +38,7 @@ class Draws:
         Returns:
             int64 ``[...]``.
         """
-        if weights.device.type != "cpu" or weights.shape[-1] <= DRAW_BLOCK**2:
+        if not in_blocks(weights.shape[-1], weights.device):
             return self._race(weights)
         missing = -weights.shape[-1] % DRAW_BLOCK
         blocks = (pad(weights, (0, missing)) if missing else weights).unflatten(-1, (-1, DRAW_BLOCK))
@@ -45,11 +52,23 @@ class Draws:
         It needs no normalisation and no cumulative sum (whose rounding would give tokens of probability 0 a chance), and never selects a
         weight of 0 unless all are 0.
         """
-        race = torch.empty_like(weights).exponential_(generator=self.generator)
-        race.clamp_min_(torch.finfo(race.dtype).tiny)  # an exponential of exactly 0 would turn 0/0 into NaN
+        ahead, n = self._ahead, weights.numel()
+        if ahead is None or ahead.numel() < n or ahead.dtype != weights.dtype:
+            race = self._exponentials(torch.empty_like(weights))
+        else:
+            race, self._ahead = ahead[:n].view(weights.shape), ahead[n:]
         return (weights / race).argmax(-1)
+
+    def _exponentials(self, place: Tensor) -> Tensor:
+        """Fill ``place``; an exponential of exactly 0 would turn 0/0 into NaN."""
+        return place.exponential_(generator=self.generator).clamp_min_(torch.finfo(place.dtype).tiny)
 
     def accept(self, ratio: Tensor) -> Tensor:
         """True with probability ``min(1, ratio)``; strict, so that ratio 0 never accepts (bool, same shape)."""
         coin = torch.rand(ratio.shape, generator=self.generator, device=ratio.device, dtype=ratio.dtype)
         return coin < ratio
+
+
+def in_blocks(width: int, device: torch.device) -> bool:
+    """Whether rows of so many weights are drawn from in two steps."""
+    return device.type == "cpu" and width > DRAW_BLOCK**2

@@ -145,6 +145,9 @@ class Replay:
         self.drawn: dict = {}  # name of each draw: (law, outcome)
         self.times: Counter = Counter()
 
+    def ahead(self, *_) -> "Replay":
+        return self
+
     def token(self, weights) -> Tensor:
         if len(weights.shape) == 1:
             return torch.tensor(self._choose(len(self.drawn), weights.tolist()))
@@ -332,7 +335,7 @@ def _key(tree: Tree) -> tuple:
     """Everything of a tree that verification reads; equal keys have equal laws."""
     rows = tree.pool_rows[sorted(set(tree.parents[tree.valid].tolist()))]
     tokens, kinds = (torch.where(tree.valid, part, 0) for part in (tree.tokens, tree.kinds))  # padding may hold anything
-    parts = (tokens, tree.parents, kinds, tree.valid, tree.support[rows], tree.q_tail[rows])
+    parts = (tokens, tree.parents, kinds, tree.valid, tree.tail[rows], tree.q_tail[rows])
     return tuple(tuple(part.flatten().tolist()) for part in parts)
 
 
@@ -344,7 +347,7 @@ def _star(tree: Tree, node: int) -> tuple[Tree, dict[int, int]]:
     levels[0], kinds[0] = 0, NO_KIND
     star = Tree(
         tokens=tree.tokens[nodes], parents=zero, levels=levels, kinds=kinds, valid=ones.bool(), log_scores=tree.log_scores[nodes],
-        mask=torch.eye(len(nodes), dtype=torch.bool), pool_rows=tree.pool_rows[nodes], support=tree.support, q_tail=tree.q_tail,
+        mask=torch.eye(len(nodes), dtype=torch.bool), pool_rows=tree.pool_rows[nodes], tail=tree.tail, q_tail=tree.q_tail,
         max_levels=0,
     )  # fmt: skip
     return star, dict(zip(tree.tokens[nodes[1:]].tolist(), nodes[1:].tolist()))

@@ -6,7 +6,6 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from rheo.draws import Draws
 
@@ -62,6 +61,11 @@ class PoolOptions:
         if self.normaliser not in NORMALISERS:
             raise ValueError(f"normaliser is {self.normaliser!r}; choose one of {', '.join(NORMALISERS)}")
 
+    @property
+    def random(self) -> bool:
+        """Whether chance decides about a slot."""
+        return self.m is not None and self.temperature >= GREEDY_BELOW
+
 
 @dataclass(frozen=True)
 class Pools:
@@ -71,14 +75,14 @@ class Pools:
         tokens: int64 ``[P, W]`` candidate ids in the target vocabulary.
         log_proxy: ``[P, W]`` log of the score of each slot; -inf marks a slot that does not exist, or whose score rounds to 0.
         kinds: int64 ``[W]``, one of LEAD, SAMPLED, FILL.
-        support: int64 ``[P, S]`` support ids in the target vocabulary, by falling logit.
-        q_tail: ``[P, S]`` the law from which the sampled token was drawn (0 on the lead tokens).
+        tail: int64 ``[P, S - m]`` the support's ids in the target vocabulary behind the lead tokens, by falling logit; none of a Top-K pool.
+        q_tail: ``[P, S - m]`` the law on ``tail`` from which the sampled token was drawn.
     """
 
     tokens: Tensor
     log_proxy: Tensor
     kinds: Tensor
-    support: Tensor
+    tail: Tensor
     q_tail: Tensor
 
 
@@ -93,8 +97,7 @@ def build_pools(logits: Tensor, options: PoolOptions, draws: Draws, target_ids: 
         The pools. Every score is independent of the sampled token, and the sampled slot's score is at
         least that of every fill slot: survival of the slot cannot depend on which token it holds.
     """
-    # A draft that emits NaN or infinities is only a bad draft: it costs acceptance, never correctness.
-    logits, precision = torch.nan_to_num(logits), torch.promote_types(logits.dtype, torch.float32)
+    precision = torch.promote_types(logits.dtype, torch.float32)
     parents, vocab = logits.shape
     top_k_only = options.m is None
     n_support = min(options.size if top_k_only else options.support or vocab, vocab)
@@ -108,35 +111,33 @@ def build_pools(logits: Tensor, options: PoolOptions, draws: Draws, target_ids: 
         n_lead = min(options.m, n_support)
 
     top, ids = logits.topk(n_support)  # [P, S], the only sort; its order is stored and used by verification
-    top = top.to(precision)
+    # A draft that emits NaN or infinities is only a bad draft: it costs acceptance, never correctness. NaN stands first, so that the order still falls.
+    top = torch.nan_to_num(top.to(precision), nan=torch.finfo(precision).max)
     log_q = None
     if top_k_only or options.normaliser == "full":
-        log_q = (top - logits.to(precision).logsumexp(-1, keepdim=True)).clamp_max(0)
+        log_q = torch.nan_to_num((top - logits.to(precision).logsumexp(-1, keepdim=True)).clamp_max(0), nan=-torch.inf)
     support = ids if target_ids is None else target_ids.index_select(0, ids.flatten()).view_as(ids)
-
-    if top_k_only:
-        return Pools(support, log_q, slots(width, width, logits.device)[1], support, torch.zeros_like(top))
-    q = top.softmax(-1) if log_q is None else log_q.exp()
-    if n_lead == n_support:  # no tail: nothing to sample
-        return Pools(support, torch.log(q), slots(n_lead, n_lead, logits.device)[1], support, torch.zeros_like(top))
-
+    lead, tail = support[:, :n_lead], support[:, n_lead:]
     ranks, kinds = slots(width, n_lead, logits.device)
-    q_tail = pad(tempered(top[:, n_lead:], options.temperature), (n_lead, 0))
-    if options.temperature < GREEDY_BELOW:  # all of q_tail is on the first token of the tail
-        drawn = ranks[n_lead].expand(parents, 1)
-    else:
-        drawn = draws.token(q_tail)[:, None]  # [P, 1] index into the support
+    if n_lead == n_support:  # nothing to sample
+        return Pools(support, top.log_softmax(-1) if log_q is None else log_q, kinds, tail, top[:, n_lead:])
 
-    scores, proxy = acceptance_scores(q, q_tail, n_lead) if auto else (q, sampled_proxy(q, n_lead))
+    q = top.softmax(-1) if log_q is None else log_q.exp()
+    q_tail = tempered(top[:, n_lead:], options.temperature)
+    if options.random:
+        drawn = draws.token(q_tail)[:, None]  # [P, 1] rank in the tail
+    else:  # all of q_tail is on the first of it
+        drawn = ranks[:1].expand(parents, 1)
+    scores, proxy = acceptance_scores(q[:, n_lead:], q_tail) if auto else (q[:, n_lead:], sampled_proxy(q, n_lead))
 
     # The fill slots are the next tokens in order, stepping over the sampled one. (A tail without mass gives its slots scores of 0.)
-    lead, fill = ranks[:n_lead].expand(parents, -1), ranks[n_lead : width - 1].expand(parents, -1)
+    fill = ranks[: width - n_lead - 1]
     fill = fill + (fill >= drawn)
     return Pools(
-        tokens=support.gather(1, torch.cat((lead, drawn, fill), 1)),
+        tokens=torch.cat((lead, tail.gather(1, torch.cat((drawn, fill), 1))), 1),
         log_proxy=torch.log(torch.cat((q[:, :n_lead], proxy, scores.gather(1, fill)), 1)),
         kinds=kinds,
-        support=support,
+        tail=tail,
         q_tail=q_tail,
     )
 
@@ -181,7 +182,7 @@ def sampled_proxy(q: Tensor, n_lead: int) -> Tensor:
     return z.clamp(tail[:, :1], q[:, n_lead - 1 : n_lead])
 
 
-def acceptance_scores(q: Tensor, q_tail: Tensor, n_lead: int) -> tuple[Tensor, Tensor]:
+def acceptance_scores(q: Tensor, q_tail: Tensor) -> tuple[Tensor, Tensor]:
     """Scores that estimate how often each slot is accepted (with m AUTO; docs/RHEOSTAT.md).
 
     Verification gives token x to the sampled slot with probability min(p(x), q_tail(x)), and what p(x) has beyond it to x's own slot,
@@ -191,13 +192,12 @@ def acceptance_scores(q: Tensor, q_tail: Tensor, n_lead: int) -> tuple[Tensor, T
     Nothing here depends on the token drawn, and the sampled slot's score is at least that of every token of the tail.
 
     Args:
-        q, q_tail: ``[P, S]``, with 0 in ``q_tail`` on the lead tokens.
-        n_lead: m, smaller than S.
+        q, q_tail: ``[P, S - m]``, both of the tail's tokens.
 
     Returns:
-        Scores of the support's tokens in fill slots ``[P, S]``, and of the sampled slot ``[P, 1]``.
+        Scores of the tail's tokens in fill slots ``[P, S - m]``, and of the sampled slot ``[P, 1]``.
     """
     certain = q * q_tail
     common = certain + (torch.minimum(q, q_tail) - certain) * AGREEMENT
     own = (q - common).clamp_min(0)
-    return own, torch.maximum(common.sum(-1, keepdim=True).clamp_max(1), own[:, n_lead:].amax(-1, keepdim=True))
+    return own, torch.maximum(common.sum(-1, keepdim=True).clamp_max(1), own.amax(-1, keepdim=True))

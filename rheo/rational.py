@@ -7,7 +7,6 @@ masks and everything else that is a whole number stays an ordinary tensor.
 
 from fractions import Fraction
 from math import inf, isqrt
-from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -104,11 +103,11 @@ class RationalTensor:
         order = np.array([_falling(row)[:k] for row in self.values])
         return self._like(np.take_along_axis(self.values, order, 1)), torch.from_numpy(order)
 
-    def sort(self, descending: bool, stable: bool) -> SimpleNamespace:
+    def sort(self, descending: bool, stable: bool) -> tuple["RationalTensor", Tensor]:
         if not (descending and stable):
             raise NotImplementedError("only the stable descending sort is used")
         order = _falling(self.values)
-        return SimpleNamespace(values=self._like(self.values[order]), indices=torch.tensor(order, dtype=torch.long))
+        return self._like(self.values[order]), torch.tensor(order, dtype=torch.long)
 
     def __gt__(self, other) -> Tensor:
         return _mask(self.values > self._read(other))
@@ -140,9 +139,9 @@ class RationalTensor:
         return self * -1
 
     def __mul__(self, other) -> "RationalTensor":
-        if self.log:
+        if self.log and self.values.size:  # what is empty may be both
             raise TypeError("a logarithm is multiplied")
-        return self._like(self.values * self._read(other))
+        return self._like(self.values * self._read(other), log=False)
 
     def __truediv__(self, other) -> "RationalTensor":
         return self._like(_root(self.values, other) if self.log else _divide(self.values, self._read(other)))
@@ -234,7 +233,7 @@ _FUNCTIONS = {
     torch.cat: _cat,
     torch.where: _where,
     torch.nn.functional.pad: _pad,
-    torch.nan_to_num: lambda x: x,
+    torch.nan_to_num: lambda x, nan: x,
     torch.log: lambda x: x._like(x.values, log=True),
     torch.zeros_like: lambda x: RationalTensor(np.full(x.values.shape, Fraction(0))),
     torch.maximum: lambda a, b: a._like(np.maximum(a.values, a._read(b))),

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from rheo.draws import Draws
-from rheo.pool import PoolOptions, Pools, build_pools
+from rheo.pool import SAMPLED, PoolOptions, Pools, build_pools
 
 NO_KIND = -1  # the root was not drafted
 
@@ -53,8 +53,8 @@ class Tree:
         valid: bool ``[N]``.
         log_scores: ``[N]`` path score; 0 for the root.
         mask: bool ``[N, N]``, ``mask[i, j]`` where j is i or an ancestor of i.
-        pool_rows: int64 ``[N]`` row of ``support`` and ``q_tail`` that holds the node's pool; 0 where never expanded.
-        support: int64 ``[R, S]``, and q_tail ``[R, S]``: the law of every expanded node's sampled slot.
+        pool_rows: int64 ``[N]`` row of ``tail`` and ``q_tail`` that holds the node's pool; 0 where never expanded.
+        tail: int64 ``[R, S - m]``, and q_tail ``[R, S - m]``: the law of every expanded node's sampled slot (rheo.pool.Pools).
         max_levels: drafted levels that the options allow.
     """
 
@@ -66,7 +66,7 @@ class Tree:
     log_scores: Tensor
     mask: Tensor
     pool_rows: Tensor
-    support: Tensor
+    tail: Tensor
     q_tail: Tensor
     max_levels: int
 
@@ -74,6 +74,16 @@ class Tree:
     def drafted(self) -> Tensor:
         """bool ``[N]``: neither the root nor padding."""
         return self.valid & (self.levels > 0)
+
+    @cached_property
+    def sampled(self) -> Tensor:
+        """bool ``[N]``: in a sampled slot."""
+        return self.drafted & (self.kinds == SAMPLED)
+
+    @cached_property
+    def indices(self) -> Tensor:
+        """int64 ``[N]``: 0, 1, ..., N - 1."""
+        return torch.arange(self.tokens.numel(), device=self.tokens.device)
 
     def children(self, node: Tensor | int) -> Tensor:
         """bool ``[N]``: the surviving children of a node; of several, ``[n, 1]``, bool ``[n, N]``."""
@@ -132,15 +142,19 @@ def grow(
     Where fewer than K nodes exist, the call is filled up with padding, so that shapes are static; the pools of
     padding score -inf and are never kept.
     """
-    levels = [build_pools(root_logits[None], options.pool, draws, target_ids)]
+    pool = options.pool
+    if pool.random:
+        vocab = root_logits.shape[0]
+        draws = draws.ahead(1 + options.depth * pool.size, min(pool.support or vocab, vocab), root_logits.device)
+    levels = [build_pools(root_logits[None], pool, draws, target_ids)]
     scores = [levels[0].log_proxy.flatten()]
     expanded = []
     for level in range(1, options.depth + 1):
-        parents, order = levels[-1], best_first(scores[-1])[: options.pool.size]
+        parents, (best, order) = levels[-1], best_first(scores[-1], pool.size)
         logits = expand(parents.tokens.flatten().index_select(0, order), order // parents.tokens.shape[1], level)
-        levels.append(build_pools(logits, options.pool, draws, target_ids))
+        levels.append(build_pools(logits, pool, draws, target_ids))
         expanded.append(order)
-        scores.append((scores[-1].index_select(0, order)[:, None] + levels[-1].log_proxy).flatten())
+        scores.append((best[:, None] + levels[-1].log_proxy).flatten())
     return Growth(levels, torch.cat(scores), expanded)
 
 
@@ -151,7 +165,7 @@ def prune(root: Tensor, growth: Growth, total_token: int) -> Tree:
     """
     levels, scores, expanded = growth.levels, growth.scores, growth.expanded
     device, n_candidates = scores.device, scores.numel()
-    keep = best_first(scores)[: total_token - 1].sort().values  # back to level order: parents first
+    keep = best_first(scores, total_token - 1)[1].sort().values  # back to level order: parents first
     nodes = pad(keep, (1, 0), value=n_candidates)
     places, first = layout(tuple(tuple(pools.tokens.shape) for pools in levels), device)
     parent_row, depth, slot = places[:, nodes]
@@ -174,7 +188,7 @@ def prune(root: Tensor, growth: Growth, total_token: int) -> Tree:
         log_scores=log_scores,
         mask=ancestor_mask(parents, valid, len(levels)),
         pool_rows=row_of[nodes],
-        support=torch.cat([pools.support for pools in levels]),
+        tail=torch.cat([pools.tail for pools in levels]),
         q_tail=torch.cat([pools.q_tail for pools in levels]),
         max_levels=len(levels),
     )
@@ -204,9 +218,10 @@ def layout(shapes: tuple[tuple[int, int], ...], device: torch.device) -> tuple[T
     return torch.cat(columns, 1).to(device), torch.cat([torch.tensor([end]), *first]).to(device)
 
 
-def best_first(scores: Tensor) -> Tensor:
-    """Indices by falling score, ties in index order (``topk`` leaves the order of ties open)."""
-    return scores.sort(descending=True, stable=True).indices
+def best_first(scores: Tensor, count: int | None = None) -> tuple[Tensor, Tensor]:
+    """The highest ``count`` scores (None: all) by fall, and their indices, ties in index order (``topk`` leaves the order of ties open)."""
+    values, indices = scores.sort(descending=True, stable=True)
+    return values[:count], indices[:count]
 
 
 def ancestor_mask(parents: Tensor, valid: Tensor, max_levels: int) -> Tensor:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from rheo.draws import Draws
-from rheo.pool import AUTO, LEAD, SAMPLED
+from rheo.pool import AUTO, LEAD
 from rheo.tree import Tree
 
 VERIFICATIONS = ("rheo", "rrsw")
@@ -64,7 +64,7 @@ def verify(
     check_verification(verification, None)
 
     def decide(node: Tensor, p: Tensor) -> tuple[Tensor, Tensor]:
-        return next_token(tree, node, tree.children(node), p, draws, verification), ~p.sum().isnan()
+        return next_token(tree, node, p, draws, verification, at_once), p.sum() > 0
 
     def emit(nodes: Tensor) -> tuple[Tensor, Tensor]:
         return (torch.vmap(decide, randomness="different") if at_once else decide)(nodes, law(nodes))
@@ -98,11 +98,11 @@ def walk(tree: Tree, emit: Callable[[Tensor], tuple[Tensor, Tensor]], at_once: b
         """What ``emit`` says, and the nodes that follow: themselves where the walk ends."""
         tokens, finite = emit(nodes)
         hit = tree.children(nodes[..., None]) & (tree.tokens == tokens[..., None])
-        return tokens, finite, torch.where(hit.any(-1), hit.int().argmax(-1), nodes)
+        return tokens, finite, torch.maximum((tree.indices * hit).amax(-1), nodes)  # children stand behind their parent
 
     root = torch.zeros((), dtype=torch.long, device=tree.tokens.device)
     if at_once:
-        tokens, finite, following = step(torch.arange(tree.tokens.numel(), device=root.device))
+        tokens, finite, following = step(tree.indices)
         path = [root]
         for _ in range(tree.max_levels):
             path.append(pick(following, path[-1]))
@@ -122,39 +122,54 @@ def walk(tree: Tree, emit: Callable[[Tensor], tuple[Tensor, Tensor]], at_once: b
     return Verdict(torch.stack(path + path[-1:] * missing), torch.stack(tokens + tokens[-1:] * missing), root + len(path), finite)
 
 
-def next_token(tree: Tree, node: Tensor, children: Tensor, p: Tensor, draws: Draws, verification: str) -> Tensor:
+def next_token(tree: Tree, node: Tensor, p: Tensor, draws: Draws, verification: str, at_once: bool) -> Tensor:
     """The token emitted at ``node`` (int64 ``[]``); over all draws its law is p.
 
     Args:
-        children: bool ``[N]`` surviving children of the node.
         p: ``[V]`` target law at the node.
+        at_once: nothing may be read before all is decided; else what an acceptance makes needless is left out.
     """
-    first, first_hit = None, None
+    first, hit = None, None
     if verification == "rrsw":
-        lead = scatter_tokens(tree, children & (tree.kinds == LEAD), p)
+        lead = lead_tokens(tree, node, p)
         first = draws.token(p)
-        first_hit = pick(lead, first) > 0
+        hit = pick(lead, first) > 0
+        if not at_once and hit:
+            return first
         p = normalised(p.masked_fill(lead > 0, 0), otherwise=p)
 
-    sampled, ratio, residual = sampled_child(tree, node, children, p)
-    accepted = draws.accept(ratio)
-    # An accepted token is a law with all its mass on it: the draw below then is a formality.
-    law = settled(residual, accepted, sampled)
-    if first is not None:
-        law = settled(law, first_hit, first)
-    return draws.token(law)
+    sampled, q_tail = sampled_child(tree, node, p)
+    accepted = draws.accept(acceptance_ratio(p, q_tail, sampled))
+    if not at_once and accepted:
+        return sampled
+    token = torch.where(accepted, sampled, draws.token(residual(p, q_tail)))
+    return token if first is None else torch.where(hit, first, token)
 
 
-def sampled_child(tree: Tree, node: Tensor, children: Tensor, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The sampled child's token, p over q_tail at it (0 where it did not survive), and the residual ``[V]``, which is not normalised."""
-    is_sampled = children & (tree.kinds == SAMPLED)
-    survived, child = is_sampled.any(), is_sampled.int().argmax()
-    sampled = pick(tree.tokens, child)
+def sampled_child(tree: Tree, node: Tensor, p: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """The sampled child's token, and the law it was drawn from: tokens and probabilities ``[S - m]``; all 0 where no such child survived."""
+    child = (tree.indices * ((tree.parents == node) & tree.sampled)).amax()  # the root, 0, is nobody's
     row = pick(tree.pool_rows, node)
-    support, q_tail = pick(tree.support, row), pick(tree.q_tail, row).to(p.dtype) * survived
-    ratio = torch.where(survived, pick(p, sampled) / (q_tail * (support == sampled)).sum(), 0)
-    residual = p.scatter_add(0, support, -q_tail).clamp_min(0)
-    return sampled, ratio, unless_zero(residual, otherwise=p)
+    return pick(tree.tokens, child), (pick(tree.tail, row), pick(tree.q_tail, row).to(p.dtype) * (child > 0))
+
+
+def acceptance_ratio(p: Tensor, q_tail: tuple[Tensor, Tensor], sampled: Tensor) -> Tensor:
+    """``p / q_tail`` at the sampled token; 0 where it did not survive."""
+    tokens, q = q_tail
+    q = (q * (tokens == sampled)).sum()
+    return torch.where(q > 0, pick(p, sampled) / q, 0)
+
+
+def residual(p: Tensor, q_tail: tuple[Tensor, Tensor]) -> Tensor:
+    """Weights ``[V]`` of ``norm(max(0, p - q_tail))``; p where nothing is left of it."""
+    tokens, q = q_tail
+    return unless_zero(p.scatter_add(0, tokens, -q).clamp_min(0), otherwise=p)
+
+
+def lead_tokens(tree: Tree, node: Tensor, like: Tensor) -> Tensor:
+    """``[V]``, positive on the tokens of a node's surviving lead children."""
+    lead = tree.children(node) & (tree.kinds == LEAD)
+    return torch.zeros_like(like).scatter_add_(0, tree.tokens, lead.to(like.dtype))
 
 
 def pick(tensor: Tensor, index: Tensor) -> Tensor:
@@ -171,13 +186,3 @@ def normalised(weights: Tensor, otherwise: Tensor) -> Tensor:
     """The law that ``unless_zero`` weighs."""
     weights = unless_zero(weights, otherwise)
     return weights / weights.sum()
-
-
-def settled(law: Tensor, known: Tensor, token: Tensor) -> Tensor:
-    """``law`` ``[V]``, or where ``known`` (bool ``[]``) all mass on ``token``."""
-    return (law * ~known).scatter_add_(0, token.reshape(1), known.reshape(1).to(law.dtype))
-
-
-def scatter_tokens(tree: Tree, nodes: Tensor, like: Tensor) -> Tensor:
-    """``[V]``, positive on the tokens of the marked ``nodes`` (bool ``[N]``)."""
-    return torch.zeros_like(like).scatter_add_(0, tree.tokens, nodes.to(like.dtype))

@@ -20,7 +20,7 @@ from evaluation import coverage, experiment, grids, one_level, report, tables
 from evaluation.answers import read_answers
 from evaluation.questions import Question
 from evaluation.statistics import Statistic
-from rheo import Draws, build_pools, theory
+from rheo import SAMPLED, Draws, build_pools, theory
 
 
 @pytest.fixture(scope="module")
@@ -346,8 +346,10 @@ def test_closed_forms_and_pools_mean_the_same_tokens_where_logits_tie():
         if arm == topk:
             expected = p.gather(1, pools.tokens).sum(-1)
         else:  # the pool's own ranks and law
+            m = pools.kinds.tolist().index(SAMPLED)
+            order = torch.cat((pools.tokens[:, :m], pools.tail), 1)
             expected = theory.rheo_acceptance(
-                p, torch.zeros_like(p).scatter_(1, pools.support, torch.arange(64, 0, -1).double().expand(200, -1)),
-                torch.zeros_like(p).scatter_(1, pools.support, pools.q_tail.double()), 3,
+                p, torch.zeros_like(p).scatter_(1, order, torch.arange(64, 0, -1).double().expand(200, -1)),
+                torch.zeros_like(p).scatter_(1, pools.tail, pools.q_tail.double()), 3,
             )  # fmt: skip
         assert torch.allclose(found, expected, atol=1e-6), arm

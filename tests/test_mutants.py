@@ -18,74 +18,74 @@ from rheo import AUTO
 from rheo.certify import Setting
 
 POWER = 1e-3  # exact difference that counts as killed
-PROXY = "(q, sampled_proxy(q, n_lead))"
-AUTO_PROXY = "acceptance_scores(q, q_tail, n_lead) if auto"
-STORED = "        support=support,\n        q_tail=q_tail,\n"
+PROXY = "(q[:, n_lead:], sampled_proxy(q, n_lead))"
+AUTO_PROXY = "acceptance_scores(q[:, n_lead:], q_tail) if auto"
+STORED = "        tail=tail,\n        q_tail=q_tail,\n"
 
 
 def proxy(expression):
     """The sampled slot has another score."""
-    return {"pool": [(PROXY, f"(q, {expression})")]}
+    return {"pool": [(PROXY, f"(q[:, n_lead:], {expression})")]}
 
 
 def pool_law(expression):
     """The pool hands out another law than it drew from."""
-    return {"pool": [(STORED, f"        support=support,\n        q_tail={expression},\n")]}
+    return {"pool": [(STORED, f"        tail=tail,\n        q_tail={expression},\n")]}
 
 
 MUTANTS = {
-    "the token's own probability as proxy": proxy("q.gather(1, drawn)"),
+    "the token's own probability as proxy": proxy("q[:, n_lead:].gather(1, drawn)"),
     "the paper's ad-hoc proxy (half of q(x_m))": proxy("q[:, max(n_lead - 1, 0)][:, None] / 2"),
     "0.6 times the proxy, not clamped to q(x_{m+1})": proxy("sampled_proxy(q, n_lead) * 0.6"),
     "ties of survival broken by token id": {
         "tree": [(
-            "    keep = best_first(scores)[: total_token - 1].sort().values",
+            "    keep = best_first(scores, total_token - 1)[1].sort().values",
             "    by_id = torch.cat([pools.tokens.flatten() for pools in levels]).argsort(stable=True)\n"
-            "    keep = by_id[best_first(scores[by_id])][: total_token - 1].sort().values",
+            "    keep = by_id[best_first(scores[by_id], total_token - 1)[1]].sort().values",
         )]
     },
     "ties of survival in the order that topk happens to give, highest place first": {
         "tree": [(
-            "    keep = best_first(scores)[: total_token - 1].sort().values",
-            "    keep = (scores.numel() - 1 - best_first(scores.flip(0)))[: total_token - 1].sort().values",
+            "    keep = best_first(scores, total_token - 1)[1].sort().values",
+            "    keep = (scores.numel() - 1 - best_first(scores.flip(0), total_token - 1)[1]).sort().values",
         )]
     },
     "fill ranked before sampled at ties": {
         "pool": [
-            ("torch.cat((lead, drawn, fill), 1)", "torch.cat((lead, fill, drawn), 1)"),
+            ("torch.cat((drawn, fill), 1)", "torch.cat((fill, drawn), 1)"),
             ("torch.cat((q[:, :n_lead], proxy, scores.gather(1, fill)), 1)", "torch.cat((q[:, :n_lead], scores.gather(1, fill), proxy), 1)"),
             ("    kinds[n_lead : n_lead + 1] = SAMPLED\n", "    kinds[width - 1 : ] = SAMPLED\n"),
         ]
     },
     "min(1, p/q) on lead and fill tokens": {
         "verification": [(
-            "    return draws.token(law)",
-            "    point = children & (tree.kinds != SAMPLED)\n"
+            "    return token if first is None",
+            "    point = tree.children(node) & ~tree.sampled\n"
             "    candidate = pick(tree.tokens, point.int().argmax())\n"
             "    q = pick(tree.log_scores, point.int().argmax()).exp()\n"
             "    lenient = draws.accept(torch.where(point.any(), pick(p, candidate) / q, 0))\n"
-            "    return torch.where(lenient, candidate, draws.token(law))",
+            "    token = torch.where(lenient, candidate, token)\n    return token if first is None",
         )]
     },
     "q instead of q_tail in the ratio": pool_law("q_tail * q[:, n_lead:].sum(-1, keepdim=True)"),
     "tail judged at another temperature than it was drawn at": pool_law("q_tail.square() / q_tail.square().sum(-1, keepdim=True)"),
     "support truncated differently in drafting and in verification": pool_law(
-        "q_tail * (torch.arange(n_support) < n_support - 1) / (q_tail * (torch.arange(n_support) < n_support - 1)).sum(-1, keepdim=True)"
+        "q_tail * (torch.arange(n_support - n_lead) < n_support - n_lead - 1) / (q_tail * (torch.arange(n_support - n_lead) < n_support - n_lead - 1)).sum(-1, keepdim=True)"
     ),
     "q_tail that holds a second draw": pool_law("torch.zeros_like(q_tail).scatter(1, draws.token(q_tail)[:, None], 1.0)"),
     "RRSw without taking the lead tokens out of p": {
         "verification": [("p = normalised(p.masked_fill(lead > 0, 0), otherwise=p)", "p = p + 0")]
     },
     "q_tail sorted again, ties the other way round": {
-        "pool": [(STORED, "        support=(vocab - 1 - logits.flip(-1).sort(descending=True, stable=True).indices[:, :n_support]),\n        q_tail=q_tail,\n")]
+        "pool": [(STORED, "        tail=(vocab - 1 - logits.flip(-1).sort(descending=True, stable=True).indices[:, n_lead:n_support]),\n        q_tail=q_tail,\n")]
     },
-    "residual skipped": {"verification": [("residual = p.scatter_add(0, support, -q_tail).clamp_min(0)", "residual = p")]},
-    "residual of a sampled slot that did not survive": {"verification": [("* survived\n", "* (q_tail_kept := True)\n")]},
+    "residual skipped": {"verification": [("p.scatter_add(0, tokens, -q).clamp_min(0)", "p")]},
+    "residual of a sampled slot that did not survive": {"verification": [("* (child > 0))\n", "* True)\n")]},
     "absolute difference as residual": {
-        "verification": [("residual = p.scatter_add(0, support, -q_tail).clamp_min(0)", "residual = p.scatter_add(0, support, -q_tail).abs()")]
+        "verification": [("p.scatter_add(0, tokens, -q).clamp_min(0)", "p.scatter_add(0, tokens, -q).abs()")]
     },
     "residual of the accepted proposals, norm(min(p, q_tail))": {
-        "verification": [("residual = p.scatter_add(0, support, -q_tail).clamp_min(0)", "residual = torch.minimum(p, (p * 0).scatter_add(0, support, q_tail))")]
+        "verification": [("p.scatter_add(0, tokens, -q).clamp_min(0)", "torch.minimum(p, (p * 0).scatter_add(0, tokens, q))")]
     },
     "q_tail of the wrong parent after pruning": {
         "tree": [("        pool_rows=row_of[nodes],", "        pool_rows=row_of[nodes].roll(1),")]
@@ -94,20 +94,21 @@ MUTANTS = {
 }  # fmt: skip
 AUTO_MUTANTS = {
     "the sampled slot scored by the token drawn": {
-        "pool": [(AUTO_PROXY, "(q, acceptance_scores(q, q_tail, n_lead)[0].gather(1, drawn)) if auto")]
+        "pool": [(AUTO_PROXY, "(q[:, n_lead:], acceptance_scores(q[:, n_lead:], q_tail)[0].gather(1, drawn)) if auto")]
     },
     "the sampled slot scored lower than the fill slots that it should beat": {
-        "pool": [("torch.maximum(common.sum(-1, keepdim=True).clamp_max(1), own[:, n_lead:].amax(-1, keepdim=True))", "common.sum(-1, keepdim=True).clamp_max(1)")]
+        "pool": [("torch.maximum(common.sum(-1, keepdim=True).clamp_max(1), own.amax(-1, keepdim=True))", "common.sum(-1, keepdim=True).clamp_max(1)")]
     },
     "as many lead tokens as the draws of the level before say": {
         "pool": [
             ("min(AUTO_LEAD, width - 1)", "min(AUTO_LEAD if parents == 1 else PEEK[0], width - 1)"),
-            ("[:, None]  # [P, 1] index into the support\n", "[:, None]\n    PEEK[0] = 0 if drawn.min() > n_lead else 2\n"),
+            ("[:, None]  # [P, 1] rank in the tail\n", "[:, None]\n        PEEK[0] = 0 if drawn.min() > 0 else 2\n"),
             ("AUTO_LEAD = 1", "PEEK, AUTO_LEAD = [1], 1"),
+            (STORED, "        tail=support,\n        q_tail=torch.nn.functional.pad(q_tail, (n_lead, 0)),\n"),
         ],
     },
 }
-FORGOTTEN_D2T = {"pool": [(STORED, "        support=ids,\n        q_tail=q_tail,\n")]}
+FORGOTTEN_D2T = {"pool": [(STORED, "        tail=ids[:, n_lead:],\n        q_tail=q_tail,\n")]}
 
 
 def settings(draft_ids=None, seeds=6):
@@ -175,8 +176,8 @@ def test_mutant_that_forgets_d2t_in_the_residual_fails_the_exact_law():
 def test_mutant_that_filters_after_the_ratio_fails_the_exact_law():
     """A filter keeps the target's two most likely tokens; the mutant judges by the unfiltered law and filters what it then draws from."""
     late = load_rheo({"verification": [(
-        "    return draws.token(law)",
-        "    kept = p >= p.sort(descending=True)[0][1]\n    return draws.token(normalised(law * kept, otherwise=p * kept))",
+        "draws.token(residual(p, q_tail))",
+        "draws.token(normalised(residual(p, q_tail) * (kept := p >= p.sort(descending=True)[0][1]), otherwise=p * kept))",
     )]})  # fmt: skip
     p, filtered, q = (tuple(Fraction(x, sum(row)) for x in row) for row in ((4, 3, 2, 1), (4, 3, 0, 0), (1, 4, 1, 4)))
 
@@ -289,8 +290,10 @@ def test_mutant_that_takes_z_as_one_minus_the_head_scores_below_a_fill_slot():
 
 
 BY_ID_IN_EXPANSION = {"tree": [(
-    "best_first(scores[-1])[: options.pool.size]",
-    "(by_id := levels[-1].tokens.flatten().argsort(stable=True))[best_first(scores[-1][by_id])][: options.pool.size]",
+    "parents, (best, order) = levels[-1], best_first(scores[-1], pool.size)",
+    "parents, by_id = levels[-1], levels[-1].tokens.flatten().argsort(stable=True)\n"
+    "        order = by_id[best_first(scores[-1][by_id], pool.size)[1]]\n"
+    "        best = scores[-1][order]",
 )]}  # fmt: skip
 
 

@@ -15,10 +15,13 @@ def draws(seed=0):
 
 
 class FixedToken:
-    """Draws that always return the given indices into the support."""
+    """Draws that always return the given index, of a pool the rank in its tail."""
 
     def __init__(self, index):
         self.index = index
+
+    def ahead(self, *_):
+        return self
 
     def token(self, weights):
         return torch.full(weights.shape[:-1], self.index)
@@ -57,7 +60,7 @@ def test_pool_equals_the_literal_definition(m, support):
     for _ in range(20):
         logits = torch.randn(9, generator=generator, dtype=torch.float64) * 3
         for drawn in range(max((support or 9) - m, 0)):
-            pools = build_pools(logits[None], PoolOptions(4, m, support), FixedToken(m + drawn))
+            pools = build_pools(logits[None], PoolOptions(4, m, support), FixedToken(drawn))
             expected = literal_pool(logits.tolist(), 4, m, support, drawn)
             assert pools.tokens[0].tolist() == [t for t, _, _ in expected]
             assert pools.kinds.tolist() == [k for _, _, k in expected]
@@ -90,7 +93,7 @@ def test_auto_pool_equals_the_literal_definition(size, support, temperature):
         logits = torch.randn(9, generator=generator, dtype=torch.float64) * 3
         m = min(1, min(size, support or 9) - 1)
         for drawn in range((support or 9) - m):
-            pools = build_pools(logits[None], PoolOptions(size, AUTO, support, temperature), FixedToken(m + drawn))
+            pools = build_pools(logits[None], PoolOptions(size, AUTO, support, temperature), FixedToken(drawn))
             expected = literal_pool(logits.tolist(), size, AUTO, support, drawn, temperature)
             assert pools.tokens[0].tolist() == [t for t, _, _ in expected]
             assert pools.kinds.tolist() == [k for _, _, k in expected]
@@ -176,14 +179,14 @@ def test_law3_token_is_drawn_from_the_stored_law():
     spy = Spy(torch.Generator().manual_seed(0))
     pools = build_pools(logits, PoolOptions(4, 1, 16, 0.7), spy)
     assert torch.equal(spy.weights, pools.q_tail) and pools.q_tail.dtype == torch.float32
-    assert pools.q_tail[0, 0] == 0 and pools.q_tail.sum().item() == pytest.approx(1, abs=1e-6)
-    expected = (logits.float().topk(16).values[:, 1:] / 0.7).softmax(-1)
-    torch.testing.assert_close(pools.q_tail[:, 1:], expected)
+    highest = logits.float().topk(16)
+    assert torch.equal(pools.tail, highest.indices[:, 1:]) and pools.q_tail.sum().item() == pytest.approx(1, abs=1e-6)
+    torch.testing.assert_close(pools.q_tail, (highest.values[:, 1:] / 0.7).softmax(-1))
 
 
 def test_law3_tempering_before_renormalising_survives_low_temperatures():
     pools = build_pools(torch.tensor([[100.0, 1.0, 0.0]]), PoolOptions(2, 1, 0, temperature=0.01), draws())
-    assert pools.q_tail[0].tolist() == pytest.approx([0, 1, 0])
+    assert pools.q_tail[0].tolist() == pytest.approx([1, 0])
     assert not pools.q_tail.isnan().any()
 
 
@@ -225,7 +228,7 @@ def literal_tree(pool_of, size, depth, budget):
 @pytest.mark.parametrize("m", [0, 1, 2, None])
 def test_tree_equals_the_literal_definition_with_ties_everywhere(m):
     laws = torch.tensor([[8, 4, 2, 2], [4, 4, 4, 4], [4, 8, 3, 1]], dtype=torch.float64).log()
-    pool, fixed = PoolOptions(3, m, 0), FixedToken(m)
+    pool, fixed = PoolOptions(3, m, 0), FixedToken(0)
 
     def logits_at(path):
         return laws[(sum(path) + len(path)) % 3]
@@ -272,5 +275,5 @@ def test_paper_tree_has_59_drafted_nodes_and_at_most_8_levels():
 
 def test_reduced_vocabulary_maps_candidates_and_their_law():
     target_ids = torch.tensor([7, 2, 9, 4])
-    pools = build_pools(torch.tensor([[0.0, 3.0, 1.0, 2.0]]), PoolOptions(3, 1, 0), FixedToken(2), target_ids)
-    assert pools.tokens[0].tolist() == [2, 9, 4] and pools.support[0].tolist() == [2, 4, 9, 7]
+    pools = build_pools(torch.tensor([[0.0, 3.0, 1.0, 2.0]]), PoolOptions(3, 1, 0), FixedToken(1), target_ids)
+    assert pools.tokens[0].tolist() == [2, 9, 4] and pools.tail[0].tolist() == [4, 9, 7]

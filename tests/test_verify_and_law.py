@@ -71,7 +71,7 @@ def test_law6_a_residual_that_underflows_falls_back_to_p_and_is_never_nan():
     """p is the q_tail that the token was drawn from: on a (forced) rejection nothing of p is left."""
     logits = torch.tensor([0.0, -1.0, -2.0])
     tree = one_level_tree(logits, PoolOptions(2, 0, 0), budget=1)
-    p = torch.zeros(3).index_add_(0, tree.support[0], tree.q_tail[0])
+    p = torch.zeros(3).index_add_(0, tree.tail[0], tree.q_tail[0])
 
     class Refusing(Draws):
         def accept(self, ratio):

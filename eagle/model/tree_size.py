@@ -110,7 +110,7 @@ def expected_tokens(
     for context in contexts(target, draft, text, places, [options]):
         for depth, found in sums.items():
             held = context.tree.levels <= depth + 1
-            order = best_first(context.tree.log_scores.masked_fill(~held, -torch.inf))
+            order = best_first(context.tree.log_scores.masked_fill(~held, -torch.inf))[1]
             found.append((context.reach * held)[order].cumsum(0))
     return {depth: torch.stack(found).mean(0) for depth, found in sums.items()}
 
