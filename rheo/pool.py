@@ -111,35 +111,27 @@ def build_pools(logits: Tensor, options: PoolOptions, draws: Draws, target_ids: 
         n_lead = min(options.m, n_support)
 
     top, ids = logits.topk(n_support)  # [P, S], the only sort; its order is stored and used by verification
-    # A draft that emits NaN or infinities is only a bad draft: it costs acceptance, never correctness. NaN stands first, so that the order still falls.
-    top = torch.nan_to_num(top.to(precision), nan=torch.finfo(precision).max)
+    support = ids if target_ids is None else target_ids.index_select(0, ids.flatten()).view_as(ids)
+    tail, kinds = support[:, n_lead:], slot_kinds(width, n_lead, logits.device)
+    # A draft that emits NaN or infinities is only a bad draft: it costs acceptance, never correctness.
     log_q = None
     if top_k_only or options.normaliser == "full":
-        log_q = torch.nan_to_num((top - logits.to(precision).logsumexp(-1, keepdim=True)).clamp_max(0), nan=-torch.inf)
-    support = ids if target_ids is None else target_ids.index_select(0, ids.flatten()).view_as(ids)
-    lead, tail = support[:, :n_lead], support[:, n_lead:]
-    ranks, kinds = slots(width, n_lead, logits.device)
+        log_q = torch.nan_to_num(logits.to(precision).log_softmax(-1).gather(1, ids), nan=-torch.inf, neginf=-torch.inf)
+    if top_k_only:
+        return Pools(support, log_q, kinds, tail, log_q[:, n_lead:])
+    top = torch.nan_to_num(top.to(precision), nan=torch.finfo(precision).max)  # NaN stands first: the order still falls
     if n_lead == n_support:  # nothing to sample
         return Pools(support, top.log_softmax(-1) if log_q is None else log_q, kinds, tail, top[:, n_lead:])
 
     q = top.softmax(-1) if log_q is None else log_q.exp()
     q_tail = tempered(top[:, n_lead:], options.temperature)
-    if options.random:
-        drawn = draws.token(q_tail)[:, None]  # [P, 1] rank in the tail
-    else:  # all of q_tail is on the first of it
-        drawn = ranks[:1].expand(parents, 1)
-    scores, proxy = acceptance_scores(q[:, n_lead:], q_tail) if auto else (q[:, n_lead:], sampled_proxy(q, n_lead))
-
-    # The fill slots are the next tokens in order, stepping over the sampled one. (A tail without mass gives its slots scores of 0.)
-    fill = ranks[: width - n_lead - 1]
-    fill = fill + (fill >= drawn)
-    return Pools(
-        tokens=torch.cat((lead, tail.gather(1, torch.cat((drawn, fill), 1))), 1),
-        log_proxy=torch.log(torch.cat((q[:, :n_lead], proxy, scores.gather(1, fill)), 1)),
-        kinds=kinds,
-        tail=tail,
-        q_tail=q_tail,
-    )
+    ranks = slot_ranks(width, n_lead, n_support, logits.device)
+    # [P, W] rank in the support of each slot's token; all of a greedy q_tail is on its first token
+    ranks = ranks.index_select(0, draws.token(q_tail)) if options.random else ranks[:1].expand(parents, -1)
+    own, proxy = acceptance_scores(q, q_tail) if auto else (q, sampled_proxy(q, n_lead))
+    scores = own.gather(1, ranks)  # (a tail without mass gives its slots scores of 0)
+    scores[:, n_lead : n_lead + 1] = proxy
+    return Pools(support.gather(1, ranks), torch.log(scores), kinds, tail, q_tail)
 
 
 def tempered(logits: Tensor, temperature: float) -> Tensor:
@@ -153,13 +145,24 @@ def tempered(logits: Tensor, temperature: float) -> Tensor:
     return logits.softmax(-1)
 
 
-@lru_cache(maxsize=None)  # a CUDA graph reads these where they are
-def slots(width: int, n_lead: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """int64 ``[width]`` ranks 0, 1, ..., and the slot kinds of a pool; made once, since they never change. Without a sampled slot all are LEAD."""
+@lru_cache(maxsize=None)  # a CUDA graph reads it where it is
+def slot_kinds(width: int, n_lead: int, device: torch.device) -> Tensor:
+    """int64 ``[W]`` kinds of the slots of a pool; made once, since they never change. Without a sampled slot all are LEAD."""
     kinds = torch.full((width,), FILL)
     kinds[:n_lead] = LEAD
     kinds[n_lead : n_lead + 1] = SAMPLED
-    return torch.arange(width).to(device), kinds.to(device)
+    return kinds.to(device)
+
+
+@lru_cache(maxsize=None)
+def slot_ranks(width: int, n_lead: int, n_support: int, device: torch.device) -> Tensor:
+    """int64 ``[S - m, W]``, by the rank in the tail of the token drawn: which rank in the support the token of each slot has.
+
+    The fill slots are the next tokens in order, stepping over the sampled one.
+    """
+    drawn = torch.arange(n_lead, n_support)[:, None]
+    lead, fill = torch.arange(n_lead), torch.arange(n_lead, width - 1)
+    return torch.cat((lead.expand(len(drawn), -1), drawn, fill + (fill >= drawn)), 1).to(device)
 
 
 def sampled_proxy(q: Tensor, n_lead: int) -> Tensor:
@@ -192,12 +195,15 @@ def acceptance_scores(q: Tensor, q_tail: Tensor) -> tuple[Tensor, Tensor]:
     Nothing here depends on the token drawn, and the sampled slot's score is at least that of every token of the tail.
 
     Args:
-        q, q_tail: ``[P, S - m]``, both of the tail's tokens.
+        q: ``[P, S]`` probabilities of the support, falling.
+        q_tail: ``[P, S - m]``.
 
     Returns:
-        Scores of the tail's tokens in fill slots ``[P, S - m]``, and of the sampled slot ``[P, 1]``.
+        Scores of the support's tokens in lead and fill slots ``[P, S]``, and of the sampled slot ``[P, 1]``.
     """
+    n_lead = q.shape[1] - q_tail.shape[1]
+    lead, q = q[:, :n_lead], q[:, n_lead:]
     certain = q * q_tail
     common = certain + (torch.minimum(q, q_tail) - certain) * AGREEMENT
     own = (q - common).clamp_min(0)
-    return own, torch.maximum(common.sum(-1, keepdim=True).clamp_max(1), own.amax(-1, keepdim=True))
+    return torch.cat((lead, own), 1), torch.maximum(common.sum(-1, keepdim=True).clamp_max(1), own.amax(-1, keepdim=True))

@@ -233,7 +233,7 @@ _FUNCTIONS = {
     torch.cat: _cat,
     torch.where: _where,
     torch.nn.functional.pad: _pad,
-    torch.nan_to_num: lambda x, nan: x,
+    torch.nan_to_num: lambda x, **_: x,
     torch.log: lambda x: x._like(x.values, log=True),
     torch.zeros_like: lambda x: RationalTensor(np.full(x.values.shape, Fraction(0))),
     torch.maximum: lambda a, b: a._like(np.maximum(a.values, a._read(b))),

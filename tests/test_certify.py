@@ -196,7 +196,7 @@ def test_a_law_that_differs_is_an_exit_code_and_a_small_counterexample(capsys):
 
 def test_a_draw_outside_the_kept_tree_that_changes_it_is_reported(capsys):
     """Score 1 unless the sampled token is the most likely one: with that one, tried first, the slot is not kept."""
-    peeking = load_rheo({"pool": [("(q[:, n_lead:], sampled_proxy(q, n_lead))", "(q[:, n_lead:], torch.where(drawn > 0, 1, q[:, -1:]))")]})
+    peeking = load_rheo({"pool": [("(q, sampled_proxy(q, n_lead))", "(q, torch.where(ranks[:, n_lead : n_lead + 1] > n_lead, 1, q[:, -1:]))")]})
     laws = ConstantLaws((Fraction(1, 4),) * 4, (Fraction(9), Fraction(4), Fraction(1), Fraction(1)))
     with pytest.raises(peeking.MergeError, match="hangs on a draw outside of it"):
         list(peeking.certify(peeking.Setting("", 4, 0, 3, 1, 0, (1,), walk="merged"), laws))

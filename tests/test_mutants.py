@@ -18,23 +18,23 @@ from rheo import AUTO
 from rheo.certify import Setting
 
 POWER = 1e-3  # exact difference that counts as killed
-PROXY = "(q[:, n_lead:], sampled_proxy(q, n_lead))"
-AUTO_PROXY = "acceptance_scores(q[:, n_lead:], q_tail) if auto"
-STORED = "        tail=tail,\n        q_tail=q_tail,\n"
+PROXY = "(q, sampled_proxy(q, n_lead))"
+AUTO_PROXY = "acceptance_scores(q, q_tail) if auto"
+STORED = "kinds, tail, q_tail)\n\n\n"
 
 
 def proxy(expression):
     """The sampled slot has another score."""
-    return {"pool": [(PROXY, f"(q[:, n_lead:], {expression})")]}
+    return {"pool": [(PROXY, f"(q, {expression})")]}
 
 
 def pool_law(expression):
     """The pool hands out another law than it drew from."""
-    return {"pool": [(STORED, f"        tail=tail,\n        q_tail={expression},\n")]}
+    return {"pool": [(STORED, f"kinds, tail, {expression})\n\n\n")]}
 
 
 MUTANTS = {
-    "the token's own probability as proxy": proxy("q[:, n_lead:].gather(1, drawn)"),
+    "the token's own probability as proxy": proxy("q.gather(1, ranks[:, n_lead : n_lead + 1])"),
     "the paper's ad-hoc proxy (half of q(x_m))": proxy("q[:, max(n_lead - 1, 0)][:, None] / 2"),
     "0.6 times the proxy, not clamped to q(x_{m+1})": proxy("sampled_proxy(q, n_lead) * 0.6"),
     "ties of survival broken by token id": {
@@ -52,8 +52,8 @@ MUTANTS = {
     },
     "fill ranked before sampled at ties": {
         "pool": [
-            ("torch.cat((drawn, fill), 1)", "torch.cat((fill, drawn), 1)"),
-            ("torch.cat((q[:, :n_lead], proxy, scores.gather(1, fill)), 1)", "torch.cat((q[:, :n_lead], scores.gather(1, fill), proxy), 1)"),
+            ("drawn, fill + (fill >= drawn)), 1)", "fill + (fill >= drawn), drawn), 1)"),
+            ("    scores[:, n_lead : n_lead + 1] = proxy\n", "    scores[:, width - 1 :] = proxy\n"),
             ("    kinds[n_lead : n_lead + 1] = SAMPLED\n", "    kinds[width - 1 : ] = SAMPLED\n"),
         ]
     },
@@ -77,7 +77,7 @@ MUTANTS = {
         "verification": [("p = normalised(p.masked_fill(lead > 0, 0), otherwise=p)", "p = p + 0")]
     },
     "q_tail sorted again, ties the other way round": {
-        "pool": [(STORED, "        tail=(vocab - 1 - logits.flip(-1).sort(descending=True, stable=True).indices[:, n_lead:n_support]),\n        q_tail=q_tail,\n")]
+        "pool": [(STORED, "kinds, vocab - 1 - logits.flip(-1).sort(descending=True, stable=True).indices[:, n_lead:n_support], q_tail)\n\n\n")]
     },
     "residual skipped": {"verification": [("p.scatter_add(0, tokens, -q).clamp_min(0)", "p")]},
     "residual of a sampled slot that did not survive": {"verification": [("* (child > 0))\n", "* True)\n")]},
@@ -94,7 +94,7 @@ MUTANTS = {
 }  # fmt: skip
 AUTO_MUTANTS = {
     "the sampled slot scored by the token drawn": {
-        "pool": [(AUTO_PROXY, "(q[:, n_lead:], acceptance_scores(q[:, n_lead:], q_tail)[0].gather(1, drawn)) if auto")]
+        "pool": [(AUTO_PROXY, "(q, acceptance_scores(q, q_tail)[0].gather(1, ranks[:, n_lead : n_lead + 1])) if auto")]
     },
     "the sampled slot scored lower than the fill slots that it should beat": {
         "pool": [("torch.maximum(common.sum(-1, keepdim=True).clamp_max(1), own.amax(-1, keepdim=True))", "common.sum(-1, keepdim=True).clamp_max(1)")]
@@ -102,13 +102,13 @@ AUTO_MUTANTS = {
     "as many lead tokens as the draws of the level before say": {
         "pool": [
             ("min(AUTO_LEAD, width - 1)", "min(AUTO_LEAD if parents == 1 else PEEK[0], width - 1)"),
-            ("[:, None]  # [P, 1] rank in the tail\n", "[:, None]\n        PEEK[0] = 0 if drawn.min() > 0 else 2\n"),
+            ("    own, proxy = ", "    PEEK[0] = 0 if ranks[:, n_lead].min() > n_lead else 2\n    own, proxy = "),
             ("AUTO_LEAD = 1", "PEEK, AUTO_LEAD = [1], 1"),
-            (STORED, "        tail=support,\n        q_tail=torch.nn.functional.pad(q_tail, (n_lead, 0)),\n"),
+            (STORED, "kinds, support, torch.nn.functional.pad(q_tail, (n_lead, 0)))\n\n\n"),
         ],
     },
 }
-FORGOTTEN_D2T = {"pool": [(STORED, "        tail=ids[:, n_lead:],\n        q_tail=q_tail,\n")]}
+FORGOTTEN_D2T = {"pool": [(STORED, "kinds, ids[:, n_lead:], q_tail)\n\n\n")]}
 
 
 def settings(draft_ids=None, seeds=6):

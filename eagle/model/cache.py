@@ -48,23 +48,22 @@ class KVBuffer:
             return torch.ones(self.length, dtype=torch.bool, device=self.rows.device)
         return self.rows[: self.start] < self.count
 
-    def write(self, layer: int, keys: Tensor, values: Tensor, rows: slice | Tensor, end: int) -> tuple[Tensor, Tensor]:
-        """Store keys and values ``[1, heads, n, head_dim]`` at some ``rows``.
+    def write(self, layer: int, block: Tensor, rows: slice | Tensor, end: int) -> tuple[Tensor, Tensor]:
+        """Store a block's keys and values ``[2, heads, n, head_dim]`` at some ``rows``.
 
         Returns:
             Views ``[1, heads, end, head_dim]`` of all keys and values below ``end``.
         """
         if end > self.data.shape[-2]:
             raise ValueError(f"the cache holds {self.data.shape[-2]} positions and {end} are needed")
-        block = self.data[layer]
-        block[0][:, rows] = keys[0]
-        block[1][:, rows] = values[0]
-        return block[0:1, :, :end], block[1:2, :, :end]
+        data = self.data[layer]
+        data[:, :, rows] = block
+        return data[:1, :, :end], data[1:, :, :end]
 
     def write_block(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store a block where blocks begin; returns what ``write`` does, up to the block's end."""
+        """Store a block's keys and values ``[1, heads, n, head_dim]`` where blocks begin; returns what ``write`` does, up to the block's end."""
         end = self.start + keys.shape[-2]
-        return self.write(layer, keys, values, slice(self.start, end), end)
+        return self.write(layer, torch.cat((keys, values)), slice(self.start, end), end)
 
     def advance(self, count: int) -> None:
         """Commit the first ``count`` positions of the last block, which began right behind the committed ones."""

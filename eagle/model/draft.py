@@ -20,9 +20,9 @@ from eagle.model.target import default_taps, resolve_local
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
 
-# Attention over queries [B, heads, n, head_dim] and the keys and values [B, kv_heads, n, head_dim] of the same rows, and whatever
-# rows it remembers; returns [B, heads, n, head_dim].
-Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+# Attention over queries [B, heads, n, head_dim] and the keys and values [2 B, kv_heads, n, head_dim] of the same rows, keys first, and
+# whatever rows it remembers; returns [B, heads, n, head_dim].
+Attend = Callable[[Tensor, Tensor], Tensor]
 
 
 class HeadNorm(nn.RMSNorm):
@@ -55,8 +55,8 @@ class DraftAttention(nn.Module):
         q, k = torch.addcmul(qk * cos, qk.roll(self.head_dim // 2, -1), sin).split((self.heads, self.kv_heads), 1)
         # A NaN or an infinity in one row would reach rows that do not see it (0 * NaN), so that a drawn token could
         # change the pools of its cousins. The row itself may be as wrong as it likes.
-        k, v = (torch.nan_to_num(x, 0.0, 0.0, 0.0) for x in (k, v))
-        return self.o_proj(attend(q, k, v).transpose(1, 2).flatten(2))
+        kv = torch.nan_to_num(torch.cat((k, v)), 0.0, 0.0, 0.0)
+        return self.o_proj(attend(q, kv).transpose(1, 2).flatten(2))
 
 
 def split_projections(attention: DraftAttention, state: dict[str, Tensor], prefix: str, _metadata) -> None:
@@ -247,16 +247,16 @@ class DraftState:
     ) -> Tensor:
         """Run tokens at the rotary positions ``places``, and keep them at some ``rows`` of the buffer, of which they may see those below ``end``."""
 
-        def attend(q, k, v):
-            k, v = self.buffer.write(0, k, v, rows, end)
+        def attend(q, kv):
+            k, v = self.buffer.write(0, kv, rows, end)
             return scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
 
         return self.model(tokens[None], hidden[None], self.angles[:, :, places].unbind(), attend, self.embedding)[0]
 
 
-def causal(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Attention over one text, nothing remembered (see ``Attend``)."""
-    return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
+def causal(q: Tensor, kv: Tensor) -> Tensor:
+    """Attention over whole texts, nothing remembered (see ``Attend``)."""
+    return scaled_dot_product_attention(q, *kv.chunk(2), is_causal=True, enable_gqa=True)
 
 
 def load_draft(path: str, target_hidden: int, target_vocab: int, n_layers: int) -> DraftModel:

@@ -26,19 +26,19 @@ class DiagonalAttention:
         self.keys: list[Tensor] = []  # of each step, [B, heads, n, head_dim]
         self.values: list[Tensor] = []
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        copies = q.shape[1] // k.shape[1]
-        self.keys.append(k.repeat_interleave(copies, 1))
-        self.values.append(v.repeat_interleave(copies, 1))
+    def __call__(self, q: Tensor, kv: Tensor) -> Tensor:
+        keys, values = kv.repeat_interleave(q.shape[1] // kv.shape[1], 1).chunk(2)
+        self.keys.append(keys)
+        self.values.append(values)
         if len(self.keys) == 1:
-            return causal(q, k, v)
+            return causal(q, kv)
         true_keys, *chain_keys = self.keys
         true_values, *chain_values = self.values
         rows, scale = q.shape[-2], 1 / math.sqrt(q.shape[-1])
         hidden = torch.ones(rows, rows, dtype=torch.bool, device=q.device).triu(1)
         scores = (q @ true_keys.mT).float().masked_fill(hidden, -torch.inf)
         chain = torch.stack([(q * key).float().sum(-1) for key in chain_keys], -1)  # [B, heads, n, s]
-        weights = (torch.cat((scores, chain), -1) * scale).softmax(-1).to(v.dtype)
+        weights = (torch.cat((scores, chain), -1) * scale).softmax(-1).to(kv.dtype)
         own = sum(weights[..., rows + i, None] * value for i, value in enumerate(chain_values))
         return weights[..., :rows] @ true_values + own
 
