@@ -13,7 +13,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.nn.functional import rms_norm, scaled_dot_product_attention
 from transformers import LlamaConfig
-from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRotaryEmbedding
+from transformers.activations import ACT2FN
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from eagle.model.cache import KVBuffer, round_up
 from eagle.model.target import default_taps, resolve_local
@@ -44,8 +45,8 @@ class DraftAttention(nn.Module):
         bias = config.attention_bias
         self.qkv_proj = nn.Linear(2 * config.hidden_size, (self.heads + 2 * self.kv_heads) * self.head_dim, bias=bias)
         self.o_proj = nn.Linear(self.heads * self.head_dim, config.hidden_size, bias=bias)
-        self.register_state_dict_post_hook(split_projections)
-        self.register_load_state_dict_pre_hook(join_projections)
+        sizes = {"q_proj": self.heads, "k_proj": self.kv_heads, "v_proj": self.kv_heads}
+        apart_in_files(self, "qkv_proj", {name: heads * self.head_dim for name, heads in sizes.items()})
 
     def forward(self, x: Tensor, angles: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         """``[B, n, h]`` of x ``[B, n, 2h]``."""
@@ -59,21 +60,43 @@ class DraftAttention(nn.Module):
         return self.o_proj(attend(q, kv).transpose(1, 2).flatten(2))
 
 
-def split_projections(attention: DraftAttention, state: dict[str, Tensor], prefix: str, _metadata) -> None:
-    """Put the projections into a state dict as files have them, each a tensor of its own."""
-    sizes = [n * attention.head_dim for n in (attention.heads, attention.kv_heads, attention.kv_heads)]
-    for kind in ("weight", "bias"):
-        joined = state.pop(f"{prefix}qkv_proj.{kind}", None)
-        if joined is not None:
-            state.update({f"{prefix}{name}_proj.{kind}": part.clone() for name, part in zip("qkv", joined.split(sizes))})
+class DraftMLP(nn.Module):
+    """Llama's MLP; its gate and up projections are one matrix in memory and two in files."""
+
+    def __init__(self, config: LlamaConfig):
+        super().__init__()
+        inner, bias = config.intermediate_size, config.mlp_bias
+        self.gate_up_proj = nn.Linear(config.hidden_size, 2 * inner, bias=bias)
+        self.down_proj = nn.Linear(inner, config.hidden_size, bias=bias)
+        self.act_fn = ACT2FN[config.hidden_act]
+        apart_in_files(self, "gate_up_proj", {"gate_proj": inner, "up_proj": inner})
+
+    def forward(self, x: Tensor) -> Tensor:
+        gate, up = self.gate_up_proj(x).chunk(2, -1)
+        return self.down_proj(self.act_fn(gate) * up)
 
 
-def join_projections(_attention: DraftAttention, state: dict[str, Tensor], prefix: str, *_) -> None:
-    """Join a file's projections into the one matrix."""
-    for kind in ("weight", "bias"):
-        parts = [state.pop(f"{prefix}{name}_proj.{kind}", None) for name in "qkv"]
-        if None not in parts:
-            state[f"{prefix}qkv_proj.{kind}"] = torch.cat(parts)
+def apart_in_files(module: nn.Module, joined: str, parts: dict[str, int]) -> None:
+    """Linear layers that multiply as one, ``joined``, go into state dicts and come from them as the several that files have.
+
+    Args:
+        parts: output features by name, in the order in which they are joined.
+    """
+
+    def split(_module, state: dict[str, Tensor], prefix: str, _metadata) -> None:
+        for kind in ("weight", "bias"):
+            whole = state.pop(f"{prefix}{joined}.{kind}", None)
+            if whole is not None:
+                state.update({f"{prefix}{name}.{kind}": part.clone() for name, part in zip(parts, whole.split(list(parts.values())))})
+
+    def join(_module, state: dict[str, Tensor], prefix: str, *_) -> None:
+        for kind in ("weight", "bias"):
+            found = [state.pop(f"{prefix}{name}.{kind}", None) for name in parts]
+            if None not in found:
+                state[f"{prefix}{joined}.{kind}"] = torch.cat(found)
+
+    module.register_state_dict_post_hook(split)
+    module.register_load_state_dict_pre_hook(join)
 
 
 class DraftLayer(nn.Module):
@@ -82,7 +105,7 @@ class DraftLayer(nn.Module):
     def __init__(self, config: LlamaConfig):
         super().__init__()
         self.self_attn = DraftAttention(config)
-        self.mlp = LlamaMLP(config)
+        self.mlp = DraftMLP(config)
         self.input_layernorm = HeadNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.hidden_norm = HeadNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.post_attention_layernorm = HeadNorm(config.hidden_size, eps=config.rms_norm_eps)
