@@ -37,9 +37,9 @@ def emitted_law(tree: Tree, node: Tensor, p: Tensor, verification: str) -> Tenso
         left = p.masked_fill(is_lead, 0)
     total = left.sum()
     p = normalised(left, otherwise=p)
-    sampled, q_tail = sampled_child(tree, node, p)
-    accept = acceptance_ratio(p, q_tail, sampled).clamp_max(1)
-    rest = residual(p, q_tail)
+    sampled, tail, q_tail = sampled_child(tree, node, p)
+    accept = acceptance_ratio(p, tail, q_tail, sampled).clamp_max(1)
+    rest = residual(p, tail, q_tail)
     emitted = (1 - accept) * rest / rest.sum()
     emitted[sampled] += accept
     return lead_mass + total * emitted

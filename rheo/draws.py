@@ -22,10 +22,13 @@ class Draws:
         self.generator, self._ahead = generator, ahead
 
     def ahead(self, rows: int, width: int, device: torch.device) -> "Draws":
-        """Draws from the same generator whose random numbers for so many rows of float32 weights are made now, in one operation."""
+        """Draws from the same generator whose random numbers for so many rows of float32 weights are made now, in one operation.
+
+        Not for use under ``torch.vmap``, where all rows of a call would share them.
+        """
         if in_blocks(width, device):
             return self
-        return Draws(self.generator, self._exponentials(torch.empty(rows * width, device=device)))
+        return type(self)(self.generator, self._exponentials(torch.empty(rows * width, device=device)))
 
     def token(self, weights: Tensor) -> Tensor:
         """Draw one index per row with probability proportional to ``weights``, rows independent.

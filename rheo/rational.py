@@ -83,10 +83,6 @@ class RationalTensor:
     def gather(self, dim: int, index: Tensor) -> "RationalTensor":
         return self._like(np.take_along_axis(self.values, index.numpy(), dim))
 
-    def scatter_(self, dim: int, index: Tensor, value) -> "RationalTensor":
-        self.values[index.numpy()] = self._read(value)
-        return self
-
     def scatter_add(self, dim: int, index: Tensor, source) -> "RationalTensor":
         return self._like(self.values.copy()).scatter_add_(dim, index, source)
 
@@ -115,9 +111,6 @@ class RationalTensor:
     def __eq__(self, other) -> Tensor:
         return _mask(self.values == self._read(other))
 
-    def isnan(self) -> Tensor:
-        return _mask(np.equal(self.values, None))
-
     def clamp(self, low, high) -> "RationalTensor":
         return self._like(np.minimum(np.maximum(self.values, self._read(low)), self._read(high)))
 
@@ -139,7 +132,7 @@ class RationalTensor:
         return self * -1
 
     def __mul__(self, other) -> "RationalTensor":
-        if self.log and self.values.size:  # what is empty may be both
+        if self.log and self.values.size:  # of a pool without a sampled slot ``q_tail`` is an empty piece of logits
             raise TypeError("a logarithm is multiplied")
         return self._like(self.values * self._read(other), log=False)
 
@@ -157,10 +150,7 @@ class RationalTensor:
     def amax(self, dim: int, keepdim: bool) -> "RationalTensor":
         return self._like(self.values.max(axis=dim, keepdims=keepdim))
 
-    def logsumexp(self, dim: int, keepdim: bool) -> "RationalTensor":
-        return self._like(self.values.sum(axis=dim, keepdims=keepdim))
-
-    def log_softmax(self, dim: int) -> "RationalTensor":
+    def log_softmax(self, dim: int, dtype=None) -> "RationalTensor":
         return self._like(_divide(self.values, self.values.sum(axis=dim, keepdims=True)))
 
     def softmax(self, dim: int) -> "RationalTensor":

@@ -22,7 +22,7 @@ class Verdict:
         tokens: int64 ``[L + 1]`` the token emitted at each visited node: first the accepted drafted ones,
             then, at index ``count - 1``, the bonus token.
         count: int64 ``[]`` number of emitted tokens, accepted + 1.
-        finite: bool ``[]`` False where a visited node had NaN in its law; then nothing may be committed.
+        finite: bool ``[]`` False where a visited node had NaN in its law, or nothing but zeros; then nothing may be committed.
     """
 
     path: Tensor
@@ -138,32 +138,30 @@ def next_token(tree: Tree, node: Tensor, p: Tensor, draws: Draws, verification: 
             return first
         p = normalised(p.masked_fill(lead > 0, 0), otherwise=p)
 
-    sampled, q_tail = sampled_child(tree, node, p)
-    accepted = draws.accept(acceptance_ratio(p, q_tail, sampled))
+    sampled, tail, q_tail = sampled_child(tree, node, p)
+    accepted = draws.accept(acceptance_ratio(p, tail, q_tail, sampled))
     if not at_once and accepted:
         return sampled
-    token = torch.where(accepted, sampled, draws.token(residual(p, q_tail)))
+    token = torch.where(accepted, sampled, draws.token(residual(p, tail, q_tail)))
     return token if first is None else torch.where(hit, first, token)
 
 
-def sampled_child(tree: Tree, node: Tensor, p: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-    """The sampled child's token, and the law it was drawn from: tokens and probabilities ``[S - m]``; all 0 where no such child survived."""
+def sampled_child(tree: Tree, node: Tensor, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The sampled child's token ``[]``, and the ids ``[S - m]`` and law ``[S - m]`` that it was drawn from; a law of zeros where no such child survived."""
     child = (tree.indices * ((tree.parents == node) & tree.sampled)).amax()  # the root, 0, is nobody's
     row = pick(tree.pool_rows, node)
-    return pick(tree.tokens, child), (pick(tree.tail, row), pick(tree.q_tail, row).to(p.dtype) * (child > 0))
+    return pick(tree.tokens, child), pick(tree.tail, row), pick(tree.q_tail, row).to(p.dtype) * (child > 0)
 
 
-def acceptance_ratio(p: Tensor, q_tail: tuple[Tensor, Tensor], sampled: Tensor) -> Tensor:
+def acceptance_ratio(p: Tensor, tail: Tensor, q_tail: Tensor, sampled: Tensor) -> Tensor:
     """``p / q_tail`` at the sampled token; 0 where it did not survive."""
-    tokens, q = q_tail
-    q = (q * (tokens == sampled)).sum()
-    return torch.where(q > 0, pick(p, sampled) / q, 0)
+    drawn_from = (q_tail * (tail == sampled)).sum()
+    return torch.where(drawn_from > 0, pick(p, sampled) / drawn_from, 0)
 
 
-def residual(p: Tensor, q_tail: tuple[Tensor, Tensor]) -> Tensor:
+def residual(p: Tensor, tail: Tensor, q_tail: Tensor) -> Tensor:
     """Weights ``[V]`` of ``norm(max(0, p - q_tail))``; p where nothing is left of it."""
-    tokens, q = q_tail
-    return unless_zero(p.scatter_add(0, tokens, -q).clamp_min(0), otherwise=p)
+    return unless_zero(p.scatter_add(0, tail, -q_tail).clamp_min(0), otherwise=p)
 
 
 def lead_tokens(tree: Tree, node: Tensor, like: Tensor) -> Tensor:

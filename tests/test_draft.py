@@ -1,5 +1,8 @@
 """The EAGLE-3 head: its cache, its loading, its errors."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 from tiny import PROMPT, head_json, load_head, save_head, tiny_head, tiny_pair, tiny_target
@@ -179,6 +182,14 @@ def test_rope_theta_is_found_wherever_it_stands(config, theta):
 def test_eagle3_is_the_only_kind_of_head():
     with pytest.raises(ValueError, match="use_eagle3=False"):
         EaModel.from_pretrained("x", "y", use_eagle3=False)
+
+
+def test_a_head_can_be_pickled_and_copied():
+    head = tiny_head(tiny_target())
+    for other in (pickle.loads(pickle.dumps(head)), copy.deepcopy(head)):
+        state = other.state_dict()
+        assert state.keys() == head.state_dict().keys() and all(torch.equal(state[name], value) for name, value in head.state_dict().items())
+        other.load_state_dict(state)
 
 
 def test_rotary_angles_stay_float32_in_half_precision(tmp_path):

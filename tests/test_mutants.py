@@ -79,13 +79,13 @@ MUTANTS = {
     "q_tail sorted again, ties the other way round": {
         "pool": [(STORED, "kinds, vocab - 1 - logits.flip(-1).sort(descending=True, stable=True).indices[:, n_lead:n_support], q_tail)\n\n\n")]
     },
-    "residual skipped": {"verification": [("p.scatter_add(0, tokens, -q).clamp_min(0)", "p")]},
-    "residual of a sampled slot that did not survive": {"verification": [("* (child > 0))\n", "* True)\n")]},
+    "residual skipped": {"verification": [("p.scatter_add(0, tail, -q_tail).clamp_min(0)", "p")]},
+    "residual of a sampled slot that did not survive": {"verification": [("* (child > 0)\n", "* True\n")]},
     "absolute difference as residual": {
-        "verification": [("p.scatter_add(0, tokens, -q).clamp_min(0)", "p.scatter_add(0, tokens, -q).abs()")]
+        "verification": [("p.scatter_add(0, tail, -q_tail).clamp_min(0)", "p.scatter_add(0, tail, -q_tail).abs()")]
     },
     "residual of the accepted proposals, norm(min(p, q_tail))": {
-        "verification": [("p.scatter_add(0, tokens, -q).clamp_min(0)", "torch.minimum(p, (p * 0).scatter_add(0, tokens, q))")]
+        "verification": [("p.scatter_add(0, tail, -q_tail).clamp_min(0)", "torch.minimum(p, (p * 0).scatter_add(0, tail, q_tail))")]
     },
     "q_tail of the wrong parent after pruning": {
         "tree": [("        pool_rows=row_of[nodes],", "        pool_rows=row_of[nodes].roll(1),")]
@@ -176,8 +176,8 @@ def test_mutant_that_forgets_d2t_in_the_residual_fails_the_exact_law():
 def test_mutant_that_filters_after_the_ratio_fails_the_exact_law():
     """A filter keeps the target's two most likely tokens; the mutant judges by the unfiltered law and filters what it then draws from."""
     late = load_rheo({"verification": [(
-        "draws.token(residual(p, q_tail))",
-        "draws.token(normalised(residual(p, q_tail) * (kept := p >= p.sort(descending=True)[0][1]), otherwise=p * kept))",
+        "draws.token(residual(p, tail, q_tail))",
+        "draws.token(normalised(residual(p, tail, q_tail) * (kept := p >= p.sort(descending=True)[0][1]), otherwise=p * kept))",
     )]})  # fmt: skip
     p, filtered, q = (tuple(Fraction(x, sum(row)) for x in row) for row in ((4, 3, 2, 1), (4, 3, 0, 0), (1, 4, 1, 4)))
 

@@ -161,6 +161,25 @@ def test_law2_proxy_is_independent_of_the_token_and_at_least_every_fill(temperat
                     assert (pool.log_proxy <= 0).all()
 
 
+@pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("normaliser", ["support", "full"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
+def test_law11_rows_with_nan_or_infinities_make_pools_all_the_same(dtype, normaliser, temperature):
+    """Numbers everywhere, and what law 2 asks for: the sampled slot's score hangs on no draw, and no fill slot has a higher one."""
+    rows = torch.randn(7, 60, generator=torch.Generator().manual_seed(0)).to(dtype) * 5
+    rows[0, 7], rows[1, 7], rows[2, 7] = torch.nan, torch.inf, -torch.inf
+    rows[3, :50], rows[4], rows[5] = torch.nan, torch.nan, -torch.inf  # the last row is sound
+    for option in (None, 0, 1, 2, AUTO):
+        pools = [build_pools(rows, PoolOptions(8, option, 32, temperature, normaliser), draws(seed)) for seed in range(4)]
+        for pool in pools:
+            assert not pool.log_proxy.isnan().any() and not pool.q_tail.isnan().any() and (pool.log_proxy <= 0).all()
+            assert (pool.log_proxy[6] > -torch.inf).all()
+            if option is not None:
+                m = 1 if option == AUTO else option
+                assert torch.equal(pool.log_proxy[:, m], pools[0].log_proxy[:, m])
+                assert (pool.log_proxy[:, m, None] >= pool.log_proxy[:, m + 1 :]).all()
+
+
 def test_law2_proxy_of_a_near_certain_lead_uses_the_sum_of_the_tail():
     """1 - q(x_1) is 0 in float32 here; the summed tail is not, and stays at least q(x_2)."""
     pools = build_pools(torch.tensor([[0.0, -20.0, -20.5, -21.0]]), PoolOptions(3, 1, 0), draws())

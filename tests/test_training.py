@@ -289,6 +289,16 @@ def test_a_run_whose_data_changed_is_refused(work, tmp_path):
         train.main(command.split())
 
 
+def test_a_checkpoint_of_another_layout_is_refused(work, tmp_path):
+    training(work, tmp_path / "run", "--epochs 0.2")
+    path = tmp_path / "run" / "checkpoint.pt"
+    state = torch.load(path, weights_only=True)
+    state["optimizer"]["param_groups"][0]["params"].append(99)  # gate and up apart, say
+    torch.save(state, path)
+    with pytest.raises(SystemExit, match="does not fit this version; choose another --output"):
+        training(work, tmp_path / "run", "--epochs 0.2")
+
+
 def test_settings_that_came_to_nothing_do_not_block_the_folder(work, tmp_path):
     for wrong in ("--draft-vocab-size 99", "--data nowhere.jsonl"):
         with pytest.raises(SystemExit, match="draft_vocab_size is 99|nowhere.jsonl"):

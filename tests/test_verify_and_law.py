@@ -39,6 +39,16 @@ def test_law4_draws_of_parents_levels_and_coins_are_independent():
         assert ((table - expected) ** 2 / expected).sum() < 33
 
 
+def test_law4_draws_whose_numbers_were_made_ahead_are_independent_and_go_on_when_these_are_used_up():
+    n, weights = 40000, torch.tensor([0.3, 0.7])
+    source = draws(2).ahead(2 * n, 2, weights.device)
+    first, second, third = (source.token(weights.expand(n, 2)) for _ in range(3))
+    for a, b in ((first, second), (second, third), (first, third)):
+        table = torch.zeros(2, 2).index_put_((a, b), torch.ones(n), accumulate=True)
+        expected = n * weights[:, None] * weights
+        assert ((table - expected) ** 2 / expected).sum() < 38  # 3 degrees: a 3e-8 event
+
+
 def test_law5_a_coin_of_exactly_zero_does_not_accept_ratio_zero(monkeypatch):
     monkeypatch.setattr(torch, "rand", lambda shape, **kwargs: torch.zeros(shape))
     assert not draws().accept(torch.tensor(0.0))

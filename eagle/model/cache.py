@@ -48,22 +48,30 @@ class KVBuffer:
             return torch.ones(self.length, dtype=torch.bool, device=self.rows.device)
         return self.rows[: self.start] < self.count
 
-    def write(self, layer: int, block: Tensor, rows: slice | Tensor, end: int) -> tuple[Tensor, Tensor]:
-        """Store a block's keys and values ``[2, heads, n, head_dim]`` at some ``rows``.
+    def below(self, layer: int, end: int) -> tuple[Tensor, Tensor]:
+        """Views ``[1, heads, end, head_dim]`` of all keys and values below ``end``.
 
-        Returns:
-            Views ``[1, heads, end, head_dim]`` of all keys and values below ``end``.
+        Raises:
+            ValueError: where there are fewer positions.
         """
         if end > self.data.shape[-2]:
             raise ValueError(f"the cache holds {self.data.shape[-2]} positions and {end} are needed")
         data = self.data[layer]
-        data[:, :, rows] = block
         return data[:1, :, :end], data[1:, :, :end]
 
+    def write(self, layer: int, block: Tensor, rows: slice | Tensor, end: int) -> tuple[Tensor, Tensor]:
+        """Store a block's keys and values ``[2, heads, n, head_dim]`` at some ``rows``; returns ``below(end)``."""
+        views = self.below(layer, end)
+        self.data[layer][:, :, rows] = block
+        return views
+
     def write_block(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Store a block's keys and values ``[1, heads, n, head_dim]`` where blocks begin; returns what ``write`` does, up to the block's end."""
-        end = self.start + keys.shape[-2]
-        return self.write(layer, torch.cat((keys, values)), slice(self.start, end), end)
+        """Store a block's keys and values ``[1, heads, n, head_dim]`` where blocks begin; returns what is below the block's end."""
+        start, end = self.start, self.start + keys.shape[-2]
+        all_keys, all_values = self.below(layer, end)
+        all_keys[:, :, start:] = keys
+        all_values[:, :, start:] = values
+        return all_keys, all_values
 
     def advance(self, count: int) -> None:
         """Commit the first ``count`` positions of the last block, which began right behind the committed ones."""

@@ -4,7 +4,7 @@ import hashlib
 import json
 import warnings
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import torch
@@ -45,8 +45,8 @@ class DraftAttention(nn.Module):
         bias = config.attention_bias
         self.qkv_proj = nn.Linear(2 * config.hidden_size, (self.heads + 2 * self.kv_heads) * self.head_dim, bias=bias)
         self.o_proj = nn.Linear(self.heads * self.head_dim, config.hidden_size, bias=bias)
-        sizes = {"q_proj": self.heads, "k_proj": self.kv_heads, "v_proj": self.kv_heads}
-        apart_in_files(self, "qkv_proj", {name: heads * self.head_dim for name, heads in sizes.items()})
+        kv_size = self.kv_heads * self.head_dim
+        apart_in_files(self, "qkv_proj", {"q_proj": self.heads * self.head_dim, "k_proj": kv_size, "v_proj": kv_size})
 
     def forward(self, x: Tensor, angles: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         """``[B, n, h]`` of x ``[B, n, 2h]``."""
@@ -82,21 +82,25 @@ def apart_in_files(module: nn.Module, joined: str, parts: dict[str, int]) -> Non
     Args:
         parts: output features by name, in the order in which they are joined.
     """
+    module.register_state_dict_post_hook(partial(split_joined, joined, parts))
+    module.register_load_state_dict_pre_hook(partial(join_parts, joined, parts))
 
-    def split(_module, state: dict[str, Tensor], prefix: str, _metadata) -> None:
-        for kind in ("weight", "bias"):
-            whole = state.pop(f"{prefix}{joined}.{kind}", None)
-            if whole is not None:
-                state.update({f"{prefix}{name}.{kind}": part.clone() for name, part in zip(parts, whole.split(list(parts.values())))})
 
-    def join(_module, state: dict[str, Tensor], prefix: str, *_) -> None:
-        for kind in ("weight", "bias"):
-            found = [state.pop(f"{prefix}{name}.{kind}", None) for name in parts]
-            if None not in found:
-                state[f"{prefix}{joined}.{kind}"] = torch.cat(found)
+def split_joined(joined: str, parts: dict[str, int], _module, state: dict[str, Tensor], prefix: str, _metadata) -> None:
+    """Put the parts into a state dict, each a tensor of its own."""
+    for kind in ("weight", "bias"):
+        whole = state.pop(f"{prefix}{joined}.{kind}", None)
+        if whole is not None:
+            pieces = whole.split(list(parts.values()))
+            state.update({f"{prefix}{name}.{kind}": piece.clone() for name, piece in zip(parts, pieces)})
 
-    module.register_state_dict_post_hook(split)
-    module.register_load_state_dict_pre_hook(join)
+
+def join_parts(joined: str, parts: dict[str, int], _module, state: dict[str, Tensor], prefix: str, *_) -> None:
+    """Join a file's parts into the one matrix."""
+    for kind in ("weight", "bias"):
+        found = [state.pop(f"{prefix}{name}.{kind}", None) for name in parts]
+        if None not in found:
+            state[f"{prefix}{joined}.{kind}"] = torch.cat(found)
 
 
 class DraftLayer(nn.Module):

@@ -215,7 +215,7 @@ class Run:
         """Take up the checkpoint of an interrupted run, and drop the metrics that came after it.
 
         Raises:
-            ValueError: where the checkpoint learnt from other texts, or devices do not find the same one.
+            ValueError: where the checkpoint learnt from other texts or is of an older version, or devices do not find the same one.
         """
         path, reached = self.output / "checkpoint.pt", -1
         if path.exists():
@@ -224,8 +224,11 @@ class Run:
                 raise ValueError(
                     f"the data files have changed since {path} was written; choose another --output (--init-head goes on from a head)"
                 )
+            try:
+                self.optimizer.load_state_dict(state["optimizer"])
+            except ValueError as error:  # as many parameters as an older version had
+                raise ValueError(f"{path} does not fit this version; choose another --output (--init-head goes on from a head)") from error
             self.head.load_state_dict(state["head"])
-            self.optimizer.load_state_dict(state["optimizer"])
             self.step, self.seen = state["step"], state["seen"]
             reached = self.step
             self.say(f"going on from step {self.step}")
