@@ -174,6 +174,8 @@ def test_law11_rows_with_nan_or_infinities_make_pools_all_the_same(dtype, normal
         for pool in pools:
             assert not pool.log_proxy.isnan().any() and not pool.q_tail.isnan().any() and (pool.log_proxy <= 0).all()
             assert (pool.log_proxy[6] > -torch.inf).all()
+            if option is None or normaliser == "full":  # a softmax over the whole row: nothing is left of a broken one
+                assert (pool.log_proxy[[0, 1, 3, 4, 5]] == -torch.inf).all()
             if option is not None:
                 m = 1 if option == AUTO else option
                 assert torch.equal(pool.log_proxy[:, m], pools[0].log_proxy[:, m])
