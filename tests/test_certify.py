@@ -95,9 +95,8 @@ def test_deciding_at_all_nodes_at_once_gives_the_same_law(m, verification, monke
     def at_once(tree, law, draws, verification):
         return verify(tree, lambda nodes: [law(node) for node in nodes], draws, verification, at_once=True)
 
-    budgets = (2, 3) if verification == "rheo" else (2,)  # RRSw draws twice at every node
-    lazily = enumerator(Setting("", 3, 4, 2, m, 1, budgets, verification=verification))
-    for trees in lazily.kept_trees((), budgets).values():
+    lazily = enumerator(Setting("", 3, 4, 2, m, 1, (2, 3), verification=verification))
+    for trees in lazily.kept_trees((), (2, 3)).values():
         expected = lazily.emitted((), trees)
         with monkeypatch.context() as patch:
             patch.setattr("rheo.enumeration.verify", at_once)
