@@ -9,6 +9,7 @@ from eagle.files import replacing
 from eagle.model.acceptance import Context
 from eagle.model.cycle import Slot
 from rheo import FILL, KIND_NAMES, LEAD, SAMPLED
+from rheo.tree import NO_KIND
 
 BINS = 10  # of the proxy, each a tenth wide
 
@@ -72,16 +73,15 @@ class Calibration:
         tree, reach = context.tree, context.reach.tolist()
         self.contexts += 1
         self.visits[0] += 1
-        nodes = zip(tree.parents.tolist(), tree.levels.tolist(), tree.kinds.tolist(), tree.valid.tolist(), tree.log_scores.exp().tolist())
-        nodes = list(nodes)
-        with_sampled = {parent for parent, level, kind, valid, _ in nodes if valid and level and kind == SAMPLED}
-        expanded = {parent for parent, level, _, valid, _ in nodes if valid and level}
+        nodes = list(zip(tree.parents.tolist(), tree.levels.tolist(), tree.kinds.tolist(), tree.log_scores.exp().tolist()))
+        with_sampled = {parent for parent, _, kind, _ in nodes if kind == SAMPLED}
+        expanded = {parent for parent, _, kind, _ in nodes if kind != NO_KIND}
         self.pools += sum(reach[node] for node in expanded)
         self.survived += sum(reach[node] for node in with_sampled)
-        for node, (parent, level, kind, valid, score) in enumerate(nodes):
-            if not valid or level == 0:
+        for node, (parent, level, kind, score) in enumerate(nodes):
+            if kind == NO_KIND:
                 continue
-            proxy = score / nodes[parent][4]
+            proxy = score / nodes[parent][-1]
             self.visits[level] += reach[node]
             self.accepted[kind, level] += reach[node]
             cell = self.tried[level][KIND_NAMES[kind]][bin_of(proxy)]

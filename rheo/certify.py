@@ -121,7 +121,7 @@ def certify(setting: Setting, laws=None) -> Iterator[Certificate]:
     else:
         found = ((budget, *work.after_cycles(setting.cycles, budget)) for budget in setting.budgets)
     for budget, law, trees in found:
-        sampled = sum(SAMPLED in tree.kinds[tree.valid].tolist() for tree in trees)
+        sampled = sum(SAMPLED in tree.kinds.tolist() for tree in trees)
         yield Certificate(setting, budget, len(trees), sampled, compare(law, work.laws, work.arithmetic))
 
 

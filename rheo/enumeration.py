@@ -261,8 +261,7 @@ class Enumerator:
             def run(draws, budget=budget):
                 tree = prune(root, growth(draws), budget + 1)
                 paths = _paths(tree)
-                kept = zip(paths, tree.kinds.tolist(), tree.valid.tolist())
-                return tree, {path[:-1] for path, kind, valid in kept if valid and kind not in (LEAD, NO_KIND)}
+                return tree, {path[:-1] for path, kind in zip(paths, tree.kinds.tolist()) if kind not in (LEAD, NO_KIND)}
 
             for weight, (tree, decided), choices in outcomes(run, lambda result, name: name[0] in result[1]):
                 for _ in range(2):
@@ -334,8 +333,8 @@ def _paths(tree: Tree) -> list[Path]:
 def _key(tree: Tree) -> tuple:
     """Everything of a tree that verification reads; equal keys have equal laws."""
     rows = tree.pool_rows[sorted(set(tree.parents[tree.valid].tolist()))]
-    tokens, kinds = (torch.where(tree.valid, part, 0) for part in (tree.tokens, tree.kinds))  # padding may hold anything
-    parts = (tokens, tree.parents, kinds, tree.valid, tree.tail[rows], tree.q_tail[rows])
+    tokens = torch.where(tree.valid, tree.tokens, 0)  # padding may hold anything
+    parts = (tokens, tree.parents, tree.kinds, tree.valid, tree.tail[rows], tree.q_tail[rows])
     return tuple(tuple(part.flatten().tolist()) for part in parts)
 
 

@@ -74,14 +74,14 @@ class Pools:
     Attributes:
         tokens: int64 ``[P, W]`` candidate ids in the target vocabulary.
         log_proxy: ``[P, W]`` log of the score of each slot; -inf marks a slot that does not exist, or whose score rounds to 0.
-        kinds: int64 ``[W]``, one of LEAD, SAMPLED, FILL.
-        tail: int64 ``[P, S - m]`` the support's ids in the target vocabulary behind the lead tokens, by falling logit; none of a Top-K pool.
+        kinds: of each slot, one of LEAD, SAMPLED, FILL; the same for all parents.
+        tail: int64 ``[P, S - m]`` the support's ids in the draft vocabulary behind the lead tokens, by falling logit; none of a Top-K pool.
         q_tail: ``[P, S - m]`` the law on ``tail`` from which the sampled token was drawn.
     """
 
     tokens: Tensor
     log_proxy: Tensor
-    kinds: Tensor
+    kinds: tuple[int, ...]
     tail: Tensor
     q_tail: Tensor
 
@@ -111,17 +111,17 @@ def build_pools(logits: Tensor, options: PoolOptions, draws: Draws, target_ids: 
         n_lead = min(options.m, n_support)
 
     top, ids = logits.topk(n_support)  # [P, S], the only sort; its order is stored and used by verification
-    support = ids if target_ids is None else target_ids.index_select(0, ids.flatten()).view_as(ids)
-    tail, kinds = support[:, n_lead:], slot_kinds(width, n_lead, logits.device)
+    tail, kinds = ids[:, n_lead:], slot_kinds(width, n_lead)
     # A draft that emits NaN or infinities is only a bad draft: it costs acceptance, never correctness. A softmax over all of it is lost as a whole.
     log_q = None
     if top_k_only or options.normaliser == "full":
         log_q = torch.nan_to_num(logits.log_softmax(-1, dtype=precision).gather(1, ids), nan=-torch.inf, neginf=-torch.inf)
     if top_k_only:
-        return Pools(support, log_q, kinds, tail, log_q[:, n_lead:])
+        return Pools(in_target_vocabulary(ids, target_ids), log_q, kinds, tail, log_q[:, n_lead:])
     top = torch.nan_to_num(top.to(precision), nan=torch.finfo(precision).max)  # NaN stands first: the order still falls
     if n_lead == n_support:  # nothing to sample
-        return Pools(support, top.log_softmax(-1) if log_q is None else log_q, kinds, tail, top[:, n_lead:])
+        log_q = top.log_softmax(-1) if log_q is None else log_q
+        return Pools(in_target_vocabulary(ids, target_ids), log_q, kinds, tail, top[:, n_lead:])
 
     q = top.softmax(-1) if log_q is None else log_q.exp()
     q_tail = tempered(top[:, n_lead:], options.temperature)
@@ -131,7 +131,12 @@ def build_pools(logits: Tensor, options: PoolOptions, draws: Draws, target_ids: 
     own, proxy = acceptance_scores(q, q_tail) if auto else (q, sampled_proxy(q, n_lead))
     scores = own.gather(1, ranks)  # (a tail without mass gives its slots scores of 0)
     scores[:, n_lead : n_lead + 1] = proxy
-    return Pools(support.gather(1, ranks), torch.log(scores), kinds, tail, q_tail)
+    return Pools(in_target_vocabulary(ids.gather(1, ranks), target_ids), torch.log(scores), kinds, tail, q_tail)
+
+
+def in_target_vocabulary(ids: Tensor, target_ids: Tensor | None) -> Tensor:
+    """Target ids of draft ids of any shape."""
+    return ids if target_ids is None else target_ids.index_select(0, ids.flatten()).view_as(ids)
 
 
 def tempered(logits: Tensor, temperature: float) -> Tensor:
@@ -145,16 +150,12 @@ def tempered(logits: Tensor, temperature: float) -> Tensor:
     return logits.softmax(-1)
 
 
+def slot_kinds(width: int, n_lead: int) -> tuple[int, ...]:
+    """The kinds of W slots; where all are lead ones there is no sampled one."""
+    return ((LEAD,) * n_lead + (SAMPLED,) + (FILL,) * width)[:width]
+
+
 @lru_cache(maxsize=None)  # a CUDA graph reads it where it is
-def slot_kinds(width: int, n_lead: int, device: torch.device) -> Tensor:
-    """int64 ``[W]`` kinds of the slots of a pool; made once, since they never change. Without a sampled slot all are LEAD."""
-    kinds = torch.full((width,), FILL)
-    kinds[:n_lead] = LEAD
-    kinds[n_lead : n_lead + 1] = SAMPLED
-    return kinds.to(device)
-
-
-@lru_cache(maxsize=None)
 def slot_ranks(width: int, n_lead: int, n_support: int, device: torch.device) -> Tensor:
     """int64 ``[S - m, W]``, by the rank in the tail of the token drawn: which rank in the support the token of each slot has.
 

@@ -6,12 +6,11 @@ from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
 from rheo.draws import Draws
-from rheo.pool import SAMPLED, PoolOptions, Pools, build_pools
+from rheo.pool import SAMPLED, PoolOptions, Pools, build_pools, in_target_vocabulary
 
-NO_KIND = -1  # the root was not drafted
+NO_KIND = -1  # of what was not drafted: the root and padding
 
 
 @dataclass(frozen=True)
@@ -49,12 +48,12 @@ class Tree:
         tokens: int64 ``[N]`` ids in the target vocabulary.
         parents: int64 ``[N]`` node index of the parent; 0 for the root itself.
         levels: int64 ``[N]`` distance from the root.
-        kinds: int64 ``[N]`` slot kind (rheo.pool), NO_KIND for the root.
+        kinds: int64 ``[N]`` slot kind (rheo.pool), NO_KIND for the root and padding.
         valid: bool ``[N]``.
         log_scores: ``[N]`` path score; 0 for the root.
         mask: bool ``[N, N]``, ``mask[i, j]`` where j is i or an ancestor of i.
         pool_rows: int64 ``[N]`` row of ``tail`` and ``q_tail`` that holds the node's pool; 0 where never expanded.
-        tail: int64 ``[R, S - m]``, and q_tail ``[R, S - m]``: the law of every expanded node's sampled slot (rheo.pool.Pools).
+        tail: int64 ``[R, S - m]`` ids in the target vocabulary, and q_tail ``[R, S - m]``: the law of every expanded node's sampled slot.
         max_levels: drafted levels that the options allow.
     """
 
@@ -73,12 +72,12 @@ class Tree:
     @cached_property
     def drafted(self) -> Tensor:
         """bool ``[N]``: neither the root nor padding."""
-        return self.valid & (self.levels > 0)
+        return self.kinds != NO_KIND
 
     @cached_property
     def sampled(self) -> Tensor:
         """bool ``[N]``: in a sampled slot."""
-        return self.drafted & (self.kinds == SAMPLED)
+        return self.kinds == SAMPLED
 
     @cached_property
     def indices(self) -> Tensor:
@@ -97,17 +96,19 @@ Expand = Callable[[Tensor, Tensor, int], Tensor]
 
 @dataclass(frozen=True)
 class Growth:
-    """All candidates of a tree before pruning.
+    """The root and all candidates of a tree before pruning.
 
     Attributes:
         levels: the pools of each level, one row per expanded parent.
-        scores: ``[C]`` path scores of all candidates, level by level, left to right.
+        scores: ``[1 + C]`` path scores of the root and of all candidates, level by level, left to right.
         expanded: per expansion the expanded nodes ``[F]`` in rank order, as indices among the candidates of their level.
+        target_ids: as in ``build_tree``.
     """
 
     levels: list[Pools]
     scores: Tensor
     expanded: list[Tensor]
+    target_ids: Tensor | None
 
 
 def build_tree(
@@ -147,7 +148,7 @@ def grow(
         vocab = root_logits.shape[0]
         draws = draws.ahead(1 + options.depth * pool.size, min(pool.support or vocab, vocab), root_logits.device)
     levels = [build_pools(root_logits[None], pool, draws, target_ids)]
-    scores = [levels[0].log_proxy.flatten()]
+    scores = [torch.zeros(1, device=root_logits.device), levels[0].log_proxy.flatten()]
     expanded = []
     for level in range(1, options.depth + 1):
         parents, (best, order) = levels[-1], best_first(scores[-1], pool.size)
@@ -155,67 +156,63 @@ def grow(
         levels.append(build_pools(logits, pool, draws, target_ids))
         expanded.append(order)
         scores.append((best[:, None] + levels[-1].log_proxy).flatten())
-    return Growth(levels, torch.cat(scores), expanded)
+    return Growth(levels, torch.cat(scores), expanded, target_ids)
 
 
 def prune(root: Tensor, growth: Growth, total_token: int) -> Tree:
-    """Keep the best ``total_token - 1`` candidates of all levels and lay them out as a ``Tree``.
+    """Keep the root and the best ``total_token - 1`` candidates of all levels, and lay them out as a ``Tree``.
 
-    The root stands behind the C candidates, at index C, wherever something is looked up by candidate.
+    The root is the first of all: no score is above its own, and it stands before its equals.
     """
-    levels, scores, expanded = growth.levels, growth.scores, growth.expanded
-    device, n_candidates = scores.device, scores.numel()
-    keep = best_first(scores, total_token - 1)[1].sort().values  # back to level order: parents first
-    nodes = pad(keep, (1, 0), value=n_candidates)
-    places, first = layout(tuple(tuple(pools.tokens.shape) for pools in levels), device)
-    parent_row, depth, slot = places[:, nodes]
-    log_scores = pad(scores, (0, 1))[nodes]
+    levels, expanded = growth.levels, growth.expanded
+    shapes = tuple(tuple(pools.tokens.shape) for pools in levels)
+    places, first, rows = layout(shapes, levels[0].kinds, growth.scores.device)
+    nodes = best_first(growth.scores, total_token)[1].sort().values  # back to level order: parents first
+    row, level, kind = places[:, nodes]
+    log_scores = growth.scores[nodes]
     valid = log_scores > -torch.inf
 
-    # Pool row 0 belongs to the root, row r to the r-th expanded candidate.
-    row_owner = pad(torch.cat([keep[:0], *expanded]), (1, 0)) + first  # of depth 0 nothing is expanded
-    node_of = torch.zeros(n_candidates + 1, dtype=torch.long, device=device)
-    node_of[nodes] = torch.arange(nodes.numel(), device=device)
-    row_of = torch.zeros(n_candidates + 1, dtype=torch.long, device=device)
-    row_of[row_owner] = torch.arange(row_owner.numel(), device=device)
-    parents = torch.where(valid, node_of[row_owner[parent_row]], 0)
+    owners = torch.cat([first[:1], *expanded]) + first
+    row_of = torch.zeros_like(places[0])
+    row_of[owners] = rows
+    parents = torch.where(valid, torch.searchsorted(nodes, owners[row]), 0)
     return Tree(
-        tokens=torch.cat([*(pools.tokens.flatten() for pools in levels), root.reshape(1)])[nodes],
+        tokens=torch.cat([root.reshape(1), *(pools.tokens.flatten() for pools in levels)])[nodes],
         parents=parents,
-        levels=depth,
-        kinds=pad(levels[0].kinds, (0, 1), value=NO_KIND)[slot],
+        levels=level,
+        kinds=torch.where(valid, kind, NO_KIND),
         valid=valid,
         log_scores=log_scores,
         mask=ancestor_mask(parents, valid, len(levels)),
         pool_rows=row_of[nodes],
-        tail=torch.cat([pools.tail for pools in levels]),
+        tail=in_target_vocabulary(torch.cat([pools.tail for pools in levels]), growth.target_ids),
         q_tail=torch.cat([pools.q_tail for pools in levels]),
         max_levels=len(levels),
     )
 
 
 @lru_cache(maxsize=None)  # a CUDA graph reads it where it is
-def layout(shapes: tuple[tuple[int, int], ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Where candidates stand; it follows from the options, and so is made once.
+def layout(shapes: tuple[tuple[int, int], ...], kinds: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Where the root and the candidates stand; it follows from the options, and so is made once.
 
     Args:
         shapes: (parents, slots of a pool) of each level.
+        kinds: of the slots of a pool.
 
     Returns:
-        int64 ``[3, C + 1]``, row of its parent's pool, level and slot of each candidate, level by level, left to right; then the root's, which is
-        of level 0 and in a slot of its own, behind those of a pool. And int64 ``[R]``, for each pool row the first candidate of the
-        level that its owner is of; for row 0 the root.
+        int64 ``[3, 1 + C]``, row of its parent's pool, level and kind of the root and of each candidate, level by level, left to right. And of
+        each pool row, int64 ``[R]``, what is to be added to its owner's index among the candidates of a level for the one among all, 0 for
+        the root's, and its own number.
     """
-    columns, first, row, start, end = [], [], 0, 0, 0
+    columns, first, row, start, end = [torch.tensor([[0], [0], [NO_KIND]])], [torch.zeros(1, dtype=torch.long)], 0, 0, 1
     for level, (parents, width) in enumerate(shapes, 1):
         if level > 1:
             first.append(torch.full((parents,), start))
         start, end = end, end + parents * width
         rows = torch.arange(row, row + parents).repeat_interleave(width)
-        columns.append(torch.stack((rows, torch.full_like(rows, level), torch.arange(width).repeat(parents))))
+        columns.append(torch.stack((rows, torch.full_like(rows, level), torch.tensor(kinds).repeat(parents))))
         row += parents
-    columns.append(torch.tensor([[0], [0], [shapes[0][1]]]))
-    return torch.cat(columns, 1).to(device), torch.cat([torch.tensor([end]), *first]).to(device)
+    return torch.cat(columns, 1).to(device), torch.cat(first).to(device), torch.arange(row, device=device)
 
 
 def best_first(scores: Tensor, count: int | None = None) -> tuple[Tensor, Tensor]:

@@ -100,7 +100,7 @@ def walk(tree: Tree, emit: Callable[[Tensor], tuple[Tensor, Tensor]], at_once: b
         hit = tree.children(nodes[..., None]) & (tree.tokens == tokens[..., None])
         return tokens, finite, torch.maximum((tree.indices * hit).amax(-1), nodes)  # children stand behind their parent
 
-    root = torch.zeros((), dtype=torch.long, device=tree.tokens.device)
+    root = tree.indices[0]
     if at_once:
         tokens, finite, following = step(tree.indices)
         path = [root]

@@ -16,7 +16,7 @@ from rheo import AUTO, FILL, LEAD, SAMPLED, certify
 from rheo.certify import Setting, all_budgets, enumerator, table1
 from rheo.enumeration import Arithmetic, ConstantLaws, RandomLaws, Replay, compare, outcomes
 from rheo.rational import RationalTensor
-from rheo.tree import TreeOptions, build_tree
+from rheo.tree import NO_KIND, TreeOptions, build_tree
 from rheo.verification import verify
 
 SETTINGS = [
@@ -63,8 +63,7 @@ def test_kept_trees_and_output_law_equal_the_literal_method(setting):
         for (nodes, _), weight in expected.items():
             kept[frozenset(nodes)] += weight
         for weight, tree, paths in trees:
-            nodes = zip(paths[1:], tree.kinds[1:].tolist(), tree.valid[1:].tolist())
-            found[frozenset((path, kind) for path, kind, valid in nodes if valid)] += weight
+            found[frozenset((path, kind) for path, kind in zip(paths, tree.kinds.tolist()) if kind != NO_KIND)] += weight
         assert found == kept
         for verification in ("rheo", "rrsw"):
             assert replace(work, verification=verification).emitted((), trees) == literal.emitted_of(laws, expected, verification)

@@ -6,9 +6,11 @@ import pickle
 import pytest
 import torch
 from tiny import PROMPT, head_json, load_head, save_head, tiny_head, tiny_pair, tiny_target
+from torch import nn
 
 from eagle.model.draft import DraftState, head_config
 from eagle.model.ea_model import EaModel
+from eagle.model.packed import ResidualLinear
 
 
 def test_incremental_draft_cache_equals_a_fresh_prefill_with_the_targets_features():
@@ -219,6 +221,18 @@ def test_law2_a_row_that_overflows_does_not_reach_rows_that_do_not_see_it(poison
     for clean, poisoned in zip(cousin_logits(8), cousin_logits(9)):
         assert clean.isfinite().all()
         torch.testing.assert_close(poisoned, clean, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_residual_layer_adds_to_the_stream_and_autocast_does_not_round_it(bias):
+    torch.manual_seed(0)
+    layer, x, stream = ResidualLinear(6, 4, bias=bias), torch.randn(2, 3, 6), 1000 + torch.randn(2, 3, 4)
+    expected = stream + nn.functional.linear(x, layer.weight, layer.bias)
+    torch.testing.assert_close(layer(x, stream), expected)
+    with torch.autocast("cpu", torch.bfloat16):
+        rounded = layer(x.bfloat16(), stream)
+    assert rounded.dtype == torch.float32
+    torch.testing.assert_close(rounded, expected, atol=0.05, rtol=0)  # bfloat16 is 4 wide at 1000
 
 
 def test_feature_layers_listed_in_the_manner_of_layer_outputs_are_warned_about(tmp_path):

@@ -346,7 +346,7 @@ def test_closed_forms_and_pools_mean_the_same_tokens_where_logits_tie():
         if arm == topk:
             expected = p.gather(1, pools.tokens).sum(-1)
         else:  # the pool's own ranks and law
-            m = pools.kinds.tolist().index(SAMPLED)
+            m = pools.kinds.index(SAMPLED)
             order = torch.cat((pools.tokens[:, :m], pools.tail), 1)
             expected = theory.rheo_acceptance(
                 p, torch.zeros_like(p).scatter_(1, order, torch.arange(64, 0, -1).double().expand(200, -1)),

@@ -6,7 +6,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from eagle.model.ea_model import EaModel
-from eagle.model.packed import PackedLinear, cpu_multiplies_in_bf16, pack_linears, packable
+from eagle.model.packed import PackedLinear, ResidualLinear, cpu_multiplies_in_bf16, pack_linears, packable
 
 pytestmark = pytest.mark.skipif(not packable(nn.Linear(2, 2)), reason="weights are packed on x86 CPUs only")
 DTYPES = [
@@ -29,6 +29,20 @@ def test_a_packed_layer_computes_what_the_plain_one_does(dtype, bias):
         torch.testing.assert_close(packed(x), expected)
         assert (packed(x).double() - exact).abs().max() <= 1.01 * (expected.double() - exact).abs().max() + 1e-6  # rounded no more
     assert torch.equal(packed.state_dict()["weight"], linear.weight) and not hasattr(packed, "weight")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("bias", [True, False])
+@torch.inference_mode()
+def test_a_packed_residual_layer_adds_what_the_plain_one_does(dtype, bias):
+    torch.manual_seed(0)
+    layer = ResidualLinear(48, 200, bias=bias).to(dtype)
+    packed = PackedLinear(layer)
+    for shape in ((1,), (7,), (1, 7), (300,)):
+        x, residual = torch.randn(*shape, 48).to(dtype), torch.randn(*shape, 200).to(dtype)
+        before = residual.clone()
+        torch.testing.assert_close(packed(x, residual), layer(x, residual))
+        assert torch.equal(residual, before)  # the stream is not added to in place
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -79,7 +79,7 @@ class Cycle:
         self.cache = target.new_cache(length + max(options.total_token, options.depth + 2), step)
         self.state, self.taps = None, []
         if options.sampling != "none":
-            self.state = DraftState(draft, target.embedding, length + options.depth * (options.top_k + 1), step)
+            self.state = DraftState(draft, target.embedding, length + options.depth * (options.top_k + 1), step, options.depth)
             self.taps, self.target_ids = draft.taps, draft.target_ids()
         self.root = self.root_logits = None
         self.news = None  # what the head has not taken in yet: arguments of ``DraftState.commit``
@@ -287,9 +287,8 @@ class Graphs:
 
 def summarise(tree: Tree, verdict: Verdict) -> Tensor:
     """All that the host is to know of a cycle in one tensor, float64 ``[2 S + 2 + 3 N]`` with S steps of the walk and N nodes (see ``to_host``)."""
-    kinds = torch.where(tree.valid, tree.kinds, NO_KIND)
     walk = verdict.tokens, verdict.path, verdict.count.reshape(1), verdict.finite.reshape(1)
-    return torch.cat((*walk, tree.parents, kinds, tree.log_scores.double()))
+    return torch.cat((*walk, tree.parents, tree.kinds, tree.log_scores.double()))
 
 
 def to_host(summary: Tensor, nodes: int) -> Outcome:

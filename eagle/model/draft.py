@@ -17,6 +17,7 @@ from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from eagle.model.cache import KVBuffer, round_up
+from eagle.model.packed import ResidualLinear
 from eagle.model.target import default_taps, resolve_local
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
@@ -44,20 +45,20 @@ class DraftAttention(nn.Module):
         self.head_dim, self.heads, self.kv_heads = config.head_dim, config.num_attention_heads, config.num_key_value_heads
         bias = config.attention_bias
         self.qkv_proj = nn.Linear(2 * config.hidden_size, (self.heads + 2 * self.kv_heads) * self.head_dim, bias=bias)
-        self.o_proj = nn.Linear(self.heads * self.head_dim, config.hidden_size, bias=bias)
+        self.o_proj = ResidualLinear(self.heads * self.head_dim, config.hidden_size, bias=bias)
         kv_size = self.kv_heads * self.head_dim
         apart_in_files(self, "qkv_proj", {"q_proj": self.heads * self.head_dim, "k_proj": kv_size, "v_proj": kv_size})
 
-    def forward(self, x: Tensor, angles: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
-        """``[B, n, h]`` of x ``[B, n, 2h]``."""
+    def forward(self, x: Tensor, angles: tuple[Tensor, Tensor], attend: Attend, residual: Tensor) -> Tensor:
+        """``[B, n, h]`` of x ``[B, n, 2h]``, added to the residual stream ``[B, n, h]``."""
         qkv = self.qkv_proj(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         qk, v = qkv.split((self.heads + self.kv_heads, self.kv_heads), 1)
         cos, sin = angles
         q, k = torch.addcmul(qk * cos, qk.roll(self.head_dim // 2, -1), sin).split((self.heads, self.kv_heads), 1)
         # A NaN or an infinity in one row would reach rows that do not see it (0 * NaN), so that a drawn token could
-        # change the pools of its cousins. The row itself may be as wrong as it likes.
+        # change the pools of its cousins. The row itself, and those drafted below it, may be as wrong as they like.
         kv = torch.nan_to_num(torch.cat((k, v)), 0.0, 0.0, 0.0)
-        return self.o_proj(attend(q, kv).transpose(1, 2).flatten(2))
+        return self.o_proj(attend(q, kv).transpose(1, 2).flatten(2), residual)
 
 
 class DraftMLP(nn.Module):
@@ -67,13 +68,14 @@ class DraftMLP(nn.Module):
         super().__init__()
         inner, bias = config.intermediate_size, config.mlp_bias
         self.gate_up_proj = nn.Linear(config.hidden_size, 2 * inner, bias=bias)
-        self.down_proj = nn.Linear(inner, config.hidden_size, bias=bias)
+        self.down_proj = ResidualLinear(inner, config.hidden_size, bias=bias)
         self.act_fn = ACT2FN[config.hidden_act]
         apart_in_files(self, "gate_up_proj", {"gate_proj": inner, "up_proj": inner})
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
+        """``[..., h]`` of x ``[..., h]``, added to the residual stream ``[..., h]``."""
         gate, up = self.gate_up_proj(x).chunk(2, -1)
-        return self.down_proj(self.act_fn(gate) * up)
+        return self.down_proj(self.act_fn(gate) * up, residual)
 
 
 def apart_in_files(module: nn.Module, joined: str, parts: dict[str, int]) -> None:
@@ -116,9 +118,8 @@ class DraftLayer(nn.Module):
 
     def forward(self, embeds: Tensor, hidden: Tensor, angles: tuple[Tensor, Tensor], attend: Attend) -> Tensor:
         x = torch.cat((self.input_layernorm(embeds), self.hidden_norm(hidden)), -1)
-        hidden = hidden + self.self_attn(x, angles, attend)
-        hidden = hidden + self.mlp(self.post_attention_layernorm(hidden))
-        return torch.nan_to_num(hidden, 0.0, 0.0, 0.0)  # a poisoned row must not poison the rows that follow it
+        hidden = self.self_attn(x, angles, attend, hidden)
+        return self.mlp(self.post_attention_layernorm(hidden), hidden)
 
 
 class DraftModel(nn.Module):
@@ -213,13 +214,15 @@ class DraftState:
         embedding: the target's token embedding.
         capacity: positions, the tree's rows included.
         step: see ``KVBuffer``.
+        depth: the most expansions of a tree; needed where ``step`` is above 1.
     """
 
-    def __init__(self, model: DraftModel, embedding: nn.Module, capacity: int, step: int = 1):
-        self.model, self.embedding = model, embedding
+    def __init__(self, model: DraftModel, embedding: nn.Module, capacity: int, step: int = 1, depth: int = 0):
+        self.model, self.embedding, self.depth = model, embedding, depth
         heads, head_dim = model.config.num_key_value_heads, model.config.head_dim
         self.buffer = KVBuffer(1, heads, head_dim, capacity, model.dtype, model.device, step)
         self.angles = torch.stack(model.angles(self.buffer.rows, model.norm.weight))
+        self.tree_angles = None  # of the positions behind the committed ones, a level's after the other's
         self.itself = torch.eye(0, dtype=torch.bool, device=model.device)  # rows of one level see themselves alone
         self.last = None  # [1, h] of the last committed position
         self.hidden = None  # [F, h] of the newest rows: the last committed position, then the newest tree level
@@ -241,7 +244,7 @@ class DraftState:
         else:
             rows, end = buffer.count + buffer.rows[:n], buffer.start + round_up(n, buffer.step)
             mask = buffer.rows[:end] <= rows[:, None]
-        hidden = self._forward(tokens, features, rows, mask, rows, end)
+        hidden = self._forward(tokens, features, self.angles[:, :, rows], mask, rows, end)
         if count is None:
             self.last = hidden[-1:]
             buffer.advance(n)
@@ -260,25 +263,26 @@ class DraftState:
         buffer, n = self.buffer, tokens.numel()
         if self.seen is None:
             self.seen = buffer.seen()[None]
+            end = buffer.end
+            self.tree_angles = self.angles[:, :, end:] if isinstance(end, int) else self.angles[:, :, end + buffer.rows[: self.depth]]
         if self.itself.shape[0] < n:
             self.itself = torch.eye(n, dtype=torch.bool, device=tokens.device)
         first = self.seen.shape[1]
         self.seen = torch.cat((self.seen.index_select(0, parent_ranks), self.itself[:n, :n]), 1)
-        place = buffer.end + (level - 1)
-        places = slice(place, place + 1) if isinstance(place, int) else place.reshape(1)
-        self.hidden = self._forward(tokens, self.hidden.index_select(0, parent_ranks), places, self.seen, slice(first, first + n), first + n)
+        angles, rows = self.tree_angles[:, :, level - 1 : level], slice(first, first + n)
+        self.hidden = self._forward(tokens, self.hidden.index_select(0, parent_ranks), angles, self.seen, rows, first + n)
         return self.model.logits(self.hidden)
 
     def _forward(
-        self, tokens: Tensor, hidden: Tensor, places: slice | Tensor, mask: Tensor | None, rows: slice | Tensor, end: int
+        self, tokens: Tensor, hidden: Tensor, angles: Tensor, mask: Tensor | None, rows: slice | Tensor, end: int
     ) -> Tensor:
-        """Run tokens at the rotary positions ``places``, and keep them at some ``rows`` of the buffer, of which they may see those below ``end``."""
+        """Run tokens, and keep them at some ``rows`` of the buffer, of which they may see those below ``end``."""
 
         def attend(q, kv):
             k, v = self.buffer.write(0, kv, rows, end)
             return scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None, enable_gqa=True)
 
-        return self.model(tokens[None], hidden[None], self.angles[:, :, places].unbind(), attend, self.embedding)[0]
+        return self.model(tokens[None], hidden[None], angles.unbind(), attend, self.embedding)[0]
 
 
 def causal(q: Tensor, kv: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Linear layers for a CPU, their weights laid out once as oneDNN multiplies them.
+"""Linear layers that do more in one operation: add to a residual stream, and, on a CPU, take weights laid out once as oneDNN multiplies them.
 
 A plain linear layer lays its weight out anew at every product. For the few rows of a decoding step that costs more than the product itself: packed
 layers take half to two thirds of the time (docs/PERFORMANCE.md).
@@ -12,8 +12,18 @@ from torch import Tensor, nn
 ROWS = 8  # of a product, named at the packing; the layout serves 1 to hundreds alike
 
 
+class ResidualLinear(nn.Linear):
+    """A linear layer that adds what it computes to the residual stream."""
+
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
+        """``[..., out]`` of x ``[..., in]`` and the stream ``[..., out]``."""
+        if self.bias is not None or x.dtype != residual.dtype:  # as under autocast, which would round the stream itself
+            return residual + super().forward(x)
+        return torch.addmm(residual.flatten(0, -2), x.flatten(0, -2), self.weight.t()).view_as(residual)
+
+
 class PackedLinear(nn.Module):
-    """``nn.Linear`` for inference on a CPU; it holds the packed weight and no other, which its ``state_dict`` gives in the usual layout.
+    """``nn.Linear`` or ``ResidualLinear`` for inference on a CPU; it holds the packed weight and no other, which its ``state_dict`` gives in the usual layout.
 
     Args:
         linear: the layer to pack (see ``packable``); it is left as it is.
@@ -24,7 +34,9 @@ class PackedLinear(nn.Module):
         self.in_features, self.out_features, self.bias = linear.in_features, linear.out_features, linear.bias
         self.register_buffer("packed", torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), ROWS), persistent=False)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        if residual is not None:
+            return torch.ops.mkldnn._linear_pointwise(x, residual, self.packed, self.bias, "add")
         return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
 
     def _save_to_state_dict(self, destination, prefix, keep_vars):
@@ -36,8 +48,8 @@ class PackedLinear(nn.Module):
 
 
 def packable(module: nn.Module) -> bool:
-    """Whether a module is a plain linear layer that runs faster packed: on an x86 CPU, not offloaded, in float32, or in bfloat16 where the CPU multiplies in it."""
-    if type(module) is not nn.Linear or type(module.weight) is not nn.Parameter:  # a quantised weight is a tensor of another class
+    """Whether a module is a linear layer that runs faster packed: on an x86 CPU, not offloaded, in float32, or in bfloat16 where the CPU multiplies in it."""
+    if type(module) not in (nn.Linear, ResidualLinear) or type(module.weight) is not nn.Parameter:  # a quantised weight is a tensor of another class
         return False
     if hasattr(module, "_hf_hook") or module.weight.device.type != "cpu":
         return False
@@ -60,4 +72,4 @@ def pack_linears(model: nn.Module) -> None:
             pack_linears(child)
 
 
-__all__ = ["PackedLinear", "cpu_multiplies_in_bf16", "pack_linears", "packable"]
+__all__ = ["PackedLinear", "ResidualLinear", "cpu_multiplies_in_bf16", "pack_linears", "packable"]
