@@ -39,22 +39,23 @@ MUTANTS = {
     "0.6 times the proxy, not clamped to q(x_{m+1})": proxy("sampled_proxy(q, n_lead) * 0.6"),
     "ties of survival broken by token id": {
         "tree": [(
-            "    keep = best_first(scores, total_token - 1)[1].sort().values",
-            "    by_id = torch.cat([pools.tokens.flatten() for pools in levels]).argsort(stable=True)\n"
-            "    keep = by_id[best_first(scores[by_id], total_token - 1)[1]].sort().values",
+            "    nodes = best_first(growth.scores, total_token)[1].sort().values",
+            "    by_id = torch.cat([torch.tensor([-1]), *(pools.tokens.flatten() for pools in levels)]).argsort(stable=True)\n"
+            "    nodes = by_id[best_first(growth.scores[by_id], total_token)[1]].sort().values",
         )]
     },
     "ties of survival in the order that topk happens to give, highest place first": {
         "tree": [(
-            "    keep = best_first(scores, total_token - 1)[1].sort().values",
-            "    keep = (scores.numel() - 1 - best_first(scores.flip(0), total_token - 1)[1]).sort().values",
+            "    nodes = best_first(growth.scores, total_token)[1].sort().values",
+            "    last = growth.scores.numel() - 1\n"
+            "    nodes = torch.cat([first[:1], last - best_first(growth.scores[1:].flip(0), total_token - 1)[1]]).sort().values",
         )]
     },
     "fill ranked before sampled at ties": {
         "pool": [
             ("drawn, fill + (fill >= drawn)), 1)", "fill + (fill >= drawn), drawn), 1)"),
             ("    scores[:, n_lead : n_lead + 1] = proxy\n", "    scores[:, width - 1 :] = proxy\n"),
-            ("    kinds[n_lead : n_lead + 1] = SAMPLED\n", "    kinds[width - 1 : ] = SAMPLED\n"),
+            ("+ (SAMPLED,) + (FILL,) * width)[:width]", "+ (FILL,) * (width - n_lead - 1) + (SAMPLED,))"),
         ]
     },
     "min(1, p/q) on lead and fill tokens": {
@@ -90,7 +91,10 @@ MUTANTS = {
     "q_tail of the wrong parent after pruning": {
         "tree": [("        pool_rows=row_of[nodes],", "        pool_rows=row_of[nodes].roll(1),")]
     },
-    "kept set not closed under parents: proxies above 1": proxy("sampled_proxy(q, n_lead) * 1.65"),
+    "kept set not closed under parents, orphans given to the root: proxies above 1, but no path's score": {
+        **proxy("sampled_proxy(q, n_lead) * (1 if parents == 1 else 1.65)"),
+        "tree": [("torch.where(valid, torch", "torch.where(valid & torch.isin(owners[row], nodes), torch")],
+    },
 }  # fmt: skip
 AUTO_MUTANTS = {
     "the sampled slot scored by the token drawn": {
@@ -104,11 +108,11 @@ AUTO_MUTANTS = {
             ("min(AUTO_LEAD, width - 1)", "min(AUTO_LEAD if parents == 1 else PEEK[0], width - 1)"),
             ("    own, proxy = ", "    PEEK[0] = 0 if ranks[:, n_lead].min() > n_lead else 2\n    own, proxy = "),
             ("AUTO_LEAD = 1", "PEEK, AUTO_LEAD = [1], 1"),
-            (STORED, "kinds, support, torch.nn.functional.pad(q_tail, (n_lead, 0)))\n\n\n"),
+            (STORED, "kinds, ids, torch.nn.functional.pad(q_tail, (n_lead, 0)))\n\n\n"),
         ],
     },
 }
-FORGOTTEN_D2T = {"pool": [(STORED, "kinds, ids[:, n_lead:], q_tail)\n\n\n")]}
+FORGOTTEN_D2T = {"tree": [("in_target_vocabulary(torch.cat([pools.tail for pools in levels]), growth.target_ids)", "torch.cat([pools.tail for pools in levels])")]}
 
 
 def settings(draft_ids=None, seeds=6):
