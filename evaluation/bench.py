@@ -1,9 +1,10 @@
 """What a cycle costs and where it goes: ``python -m evaluation.bench --base-model-path smollm2-demo``.
 
 Plain decoding, Top-K and RheoSampling answer the same questions, a cycle of each in turn, so that a slow moment of the machine meets all
-alike; what is written is a median over cycles, or a ratio paired by question. "Networks" is the time inside the modules of target and head,
-the rest is what the method costs (on a CPU; a GPU's launches return before the work is done, so that only phases and cycles are timed there). The last line is one
-JSON object. How cost grows with the size of trees, contexts and vocabularies: ``evaluation.growth``.
+alike; what is written is a median over cycles, or a ratio paired by question; cycles are compared where both arms took turns. "Networks" is
+the time inside the modules of target and head, the rest is what the method costs (on a CPU; a GPU's launches return before the work is done,
+so that only phases and cycles are timed there). The last line is one JSON object. How cost grows with the size of trees, contexts and
+vocabularies: ``evaluation.growth``.
 """
 
 import argparse
@@ -227,14 +228,15 @@ def cycle_bytes(model: EaModel, drafting: bool, context: int) -> int:
 
 
 def compare(samples: list[Sample], arm: str, base: str, value) -> Estimate | None:
-    """Ratio of a value of two arms, paired by question; ``value`` maps a sample to (numerator, denominator)."""
-    tops, bottoms = ({}, {}), ({}, {})
-    for side, name in enumerate((arm, base)):
-        for found in samples:
-            if found.arm == name and found.cycles:
-                tops[side][found.question], bottoms[side][found.question] = value(found)
-    shared = tops[0].keys() & tops[1].keys()
-    (y1, y0), (x1, x0) = (({k: part[k] for k in shared} for part in sides) for sides in (tops, bottoms))
+    """Ratio of a value of two arms, paired by question.
+
+    Args:
+        value: maps a sample, and for how many cycles both arms took turns, to (numerator, denominator).
+    """
+    sides = [{found.question: found for found in samples if found.arm == name and found.cycles} for name in (arm, base)]
+    shared = sides[0].keys() & sides[1].keys()
+    rounds = {k: min(len(side[k].cycles) for side in sides) for k in shared}
+    (y1, x1), (y0, x0) = ([{k: value(side[k], rounds[k])[part] for k in shared} for part in (0, 1)] for side in sides)
     return ratio_of_ratios(y1, x1, y0, x0)
 
 
@@ -260,8 +262,8 @@ def summarise(model: EaModel, samples: list[Sample], counts: dict, context: int,
             "phases_ms": {phase: 1e3 * median(second for found in mine for second in found.phases[phase]) for phase in PHASES},
             "outside_ms": 1e3 * median(a - b for a, b in zip(cycles, inside)) if any(inside) else None,
             "tokens_per_sec": sum(found.tokens for found in mine) / sum(cycles),
-            "times_plain": compare(samples, arm, "plain", lambda found: (found.tokens, sum(found.cycles))),
-            "cycle_over_topk": compare(samples, arm, "topk", lambda found: (median(found.cycles), 1)),
+            "times_plain": compare(samples, arm, "plain", lambda found, _: (found.tokens, sum(found.cycles))),
+            "cycle_over_topk": compare(samples, arm, "topk", lambda found, rounds: (sum(found.cycles[:rounds]), rounds)),
             "floor_ms": 1e3 * floor, "bandwidth_share": floor / median(cycles), "operations": counts[arm][0], "reads": counts[arm][1],
         })  # fmt: skip
     return rows

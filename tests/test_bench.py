@@ -82,8 +82,17 @@ def test_answers_take_turns_cycle_by_cycle_and_are_what_they_would_be_alone():
 def test_arms_are_compared_by_question():
     samples = [Sample(arm, q, cycles=[t]) for arm, factor in (("a", 1.5), ("b", 1.0)) for q, t in ((1, factor), (2, 9 * factor), (3, factor))]
     samples.append(Sample("a", 4, cycles=[100.0]))  # the other arm has no such question
-    estimate = compare(samples, "a", "b", lambda found: (found.cycles[0], 1))
+    estimate = compare(samples, "a", "b", lambda found, _: (found.cycles[0], 1))
     assert estimate.value == pytest.approx(1.5) and estimate.high - estimate.low < 1e-9
+
+
+def test_cycles_are_compared_where_both_arms_took_turns():
+    """The slow cycles of one arm after the other has ended say nothing about the two."""
+    samples = [Sample(arm, q, cycles=cycles) for q in (1, 2) for arm, cycles in (("plain", [1.0]), ("topk", [2.0, 2.0, 90.0]), ("rheo m=1", [3.0, 3.0]))]
+    samples += [Sample(arm, q, tokens=1, cycles=[1.0]) for arm in ("rheo m=0", "rheo m=2", "rheo m=auto") for q in (1, 2)]
+    rows = {row["arm"]: row for row in bench.summarise(tiny_pair(), samples, dict.fromkeys(ARMS, (0, None)), 10, 1.0)}
+    assert rows["rheo m=1"]["cycle_over_topk"].value == pytest.approx(1.5)
+    assert rows["rheo m=0"]["cycle_over_topk"].value == pytest.approx(0.5)
 
 
 def test_bytes_of_a_cycle_are_the_weights_and_the_cache():
