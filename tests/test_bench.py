@@ -88,8 +88,10 @@ def test_arms_are_compared_by_question():
 
 def test_cycles_are_compared_where_both_arms_took_turns():
     """The slow cycles of one arm after the other has ended say nothing about the two."""
-    samples = [Sample(arm, q, cycles=cycles) for q in (1, 2) for arm, cycles in (("plain", [1.0]), ("topk", [2.0, 2.0, 90.0]), ("rheo m=1", [3.0, 3.0]))]
-    samples += [Sample(arm, q, tokens=1, cycles=[1.0]) for arm in ("rheo m=0", "rheo m=2", "rheo m=auto") for q in (1, 2)]
+    seconds = {arm: [1.0] for arm in ARMS} | {"topk": [2.0, 2.0, 90.0], "rheo m=1": [3.0, 3.0]}
+    samples = [
+        Sample(arm, q, 1, cycles, dict.fromkeys(bench.PHASES, cycles), cycles) for q in (1, 2) for arm, cycles in seconds.items()
+    ]
     rows = {row["arm"]: row for row in bench.summarise(tiny_pair(), samples, dict.fromkeys(ARMS, (0, None)), 10, 1.0)}
     assert rows["rheo m=1"]["cycle_over_topk"].value == pytest.approx(1.5)
     assert rows["rheo m=0"]["cycle_over_topk"].value == pytest.approx(0.5)
