@@ -163,7 +163,7 @@ class Replay:
 
     def _choose(self, name, weights: list) -> int:
         total = sum(weights)
-        law = [w / total for w in weights]
+        law = [w / total for w in weights] if total else [Fraction(i == 0) for i in range(len(weights))]  # of zeros a race takes the first
         possible = [i for i, w in enumerate(law) if w > 0]
         outcome = self.choices.get(name, self.chance.choice(possible) if self.chance else possible[0])
         self.drawn[name] = law, outcome

@@ -76,14 +76,14 @@ class Pools:
         log_proxy: ``[P, W]`` log of the score of each slot; -inf marks a slot that does not exist, or whose score rounds to 0.
         kinds: of each slot, one of LEAD, SAMPLED, FILL; the same for all parents.
         tail: int64 ``[P, S - m]`` the support's ids in the draft vocabulary behind the lead tokens, by falling logit; none of a Top-K pool.
-        q_tail: ``[P, S - m]`` the law on ``tail`` from which the sampled token was drawn.
+        tail_weights: ``[P, S - m]`` in proportion to q_tail, the law on ``tail`` from which the sampled token was drawn.
     """
 
     tokens: Tensor
     log_proxy: Tensor
     kinds: tuple[int, ...]
     tail: Tensor
-    q_tail: Tensor
+    tail_weights: Tensor
 
 
 def build_pools(logits: Tensor, options: PoolOptions, draws: Draws, target_ids: Tensor | None = None) -> Pools:
@@ -124,14 +124,15 @@ def build_pools(logits: Tensor, options: PoolOptions, draws: Draws, target_ids: 
         return Pools(in_target_vocabulary(ids, target_ids), log_q, kinds, tail, top[:, n_lead:])
 
     q = top.softmax(-1) if log_q is None else log_q.exp()
-    q_tail = tempered(top[:, n_lead:], options.temperature)
+    # At temperature 1 q itself weighs the tail; acceptance scores want it to be a law.
+    weights = q[:, n_lead:] if options.temperature == 1 and not auto else tempered(top[:, n_lead:], options.temperature)
     ranks = slot_ranks(width, n_lead, n_support, logits.device)
-    # [P, W] rank in the support of each slot's token; all of a greedy q_tail is on its first token
-    ranks = ranks.index_select(0, draws.token(q_tail)) if options.random else ranks[:1].expand(parents, -1)
-    own, proxy = acceptance_scores(q, q_tail) if auto else (q, sampled_proxy(q, n_lead))
+    # [P, W] rank in the support of each slot's token; all of a greedy tail is on its first token
+    ranks = ranks.index_select(0, draws.token(weights)) if options.random else ranks[:1].expand(parents, -1)
+    own, proxy = acceptance_scores(q, weights) if auto else (q, sampled_proxy(q, n_lead))
     scores = own.gather(1, ranks)  # (a tail without mass gives its slots scores of 0)
     scores[:, n_lead : n_lead + 1] = proxy
-    return Pools(in_target_vocabulary(ids.gather(1, ranks), target_ids), torch.log(scores), kinds, tail, q_tail)
+    return Pools(in_target_vocabulary(ids.gather(1, ranks), target_ids), torch.log(scores), kinds, tail, weights)
 
 
 def in_target_vocabulary(ids: Tensor, target_ids: Tensor | None) -> Tensor:

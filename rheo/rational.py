@@ -28,7 +28,8 @@ class RationalTensor:
     device = torch.device("cpu")
 
     def __init__(self, values, log: bool = False):
-        self.values, self.log = np.asarray(values, dtype=object), log
+        self.values = np.asarray(values, dtype=object)
+        self.log = log and self.values.size > 0  # an empty piece of logits, a tail without tokens, may meet any number
 
     def _like(self, values, log: bool | None = None) -> "RationalTensor":
         return RationalTensor(values, self.log if log is None else log)
@@ -132,7 +133,7 @@ class RationalTensor:
         return self * -1
 
     def __mul__(self, other) -> "RationalTensor":
-        if self.log and self.values.size:  # of a pool without a sampled slot ``q_tail`` is an empty piece of logits
+        if self.log:
             raise TypeError("a logarithm is multiplied")
         return self._like(self.values * self._read(other), log=False)
 
@@ -223,7 +224,7 @@ _FUNCTIONS = {
     torch.cat: _cat,
     torch.where: _where,
     torch.nn.functional.pad: _pad,
-    torch.nan_to_num: lambda x, **_: x,
+    torch.nan_to_num: lambda x, **_: x._like(np.where(np.equal(x.values, None), Fraction(0), x.values)),
     torch.log: lambda x: x._like(x.values, log=True),
     torch.zeros_like: lambda x: RationalTensor(np.full(x.values.shape, Fraction(0))),
     torch.maximum: lambda a, b: a._like(np.maximum(a.values, a._read(b))),

@@ -172,6 +172,7 @@ def prune(root: Tensor, growth: Growth, total_token: int) -> Tree:
     log_scores = growth.scores[nodes]
     valid = log_scores > -torch.inf
 
+    weights = torch.cat([pools.tail_weights for pools in levels])
     owners = torch.cat([first[:1], *expanded]) + first
     row_of = torch.zeros_like(places[0])
     row_of[owners] = rows
@@ -186,7 +187,7 @@ def prune(root: Tensor, growth: Growth, total_token: int) -> Tree:
         mask=ancestor_mask(parents, valid, len(levels)),
         pool_rows=row_of[nodes],
         tail=in_target_vocabulary(torch.cat([pools.tail for pools in levels]), growth.target_ids),
-        q_tail=torch.cat([pools.q_tail for pools in levels]),
+        q_tail=torch.nan_to_num(weights / weights.sum(-1, keepdim=True)),  # a tail without mass has no sampled child
         max_levels=len(levels),
     )
 

@@ -19,8 +19,8 @@ from rheo.certify import Setting
 
 POWER = 1e-3  # exact difference that counts as killed
 PROXY = "(q, sampled_proxy(q, n_lead))"
-AUTO_PROXY = "acceptance_scores(q, q_tail) if auto"
-STORED = "kinds, tail, q_tail)\n\n\n"
+AUTO_PROXY = "acceptance_scores(q, weights) if auto"
+STORED = "kinds, tail, weights)\n\n\n"
 
 
 def proxy(expression):
@@ -68,17 +68,15 @@ MUTANTS = {
             "    token = torch.where(lenient, candidate, token)\n    return token if first is None",
         )]
     },
-    "q instead of q_tail in the ratio": pool_law("q_tail * q[:, n_lead:].sum(-1, keepdim=True)"),
-    "tail judged at another temperature than it was drawn at": pool_law("q_tail.square() / q_tail.square().sum(-1, keepdim=True)"),
-    "support truncated differently in drafting and in verification": pool_law(
-        "q_tail * (torch.arange(n_support - n_lead) < n_support - n_lead - 1) / (q_tail * (torch.arange(n_support - n_lead) < n_support - n_lead - 1)).sum(-1, keepdim=True)"
-    ),
-    "q_tail that holds a second draw": pool_law("torch.zeros_like(q_tail).scatter(1, draws.token(q_tail)[:, None], 1.0)"),
+    "q instead of q_tail in the ratio": {"tree": [("weights / weights.sum(-1, keepdim=True)", "weights")]},
+    "tail judged at another temperature than it was drawn at": pool_law("weights.square()"),
+    "support truncated differently in drafting and in verification": pool_law("weights * (torch.arange(n_support - n_lead) < n_support - n_lead - 1)"),
+    "q_tail that holds a second draw": pool_law("torch.zeros_like(weights).scatter(1, draws.token(weights)[:, None], 1.0)"),
     "RRSw without taking the lead tokens out of p": {
         "verification": [("p = normalised(p.masked_fill(lead > 0, 0), otherwise=p)", "p = p + 0")]
     },
     "q_tail sorted again, ties the other way round": {
-        "pool": [(STORED, "kinds, vocab - 1 - logits.flip(-1).sort(descending=True, stable=True).indices[:, n_lead:n_support], q_tail)\n\n\n")]
+        "pool": [(STORED, "kinds, vocab - 1 - logits.flip(-1).sort(descending=True, stable=True).indices[:, n_lead:n_support], weights)\n\n\n")]
     },
     "residual skipped": {"verification": [("p.scatter_add(0, tail, -q_tail).clamp_min(0)", "p")]},
     "residual of a sampled slot that did not survive": {"verification": [("* (child > 0)\n", "* True\n")]},
@@ -98,7 +96,7 @@ MUTANTS = {
 }  # fmt: skip
 AUTO_MUTANTS = {
     "the sampled slot scored by the token drawn": {
-        "pool": [(AUTO_PROXY, "(q, acceptance_scores(q, q_tail)[0].gather(1, ranks[:, n_lead : n_lead + 1])) if auto")]
+        "pool": [(AUTO_PROXY, "(q, acceptance_scores(q, weights)[0].gather(1, ranks[:, n_lead : n_lead + 1])) if auto")]
     },
     "the sampled slot scored lower than the fill slots that it should beat": {
         "pool": [("torch.maximum(common.sum(-1, keepdim=True).clamp_max(1), own.amax(-1, keepdim=True))", "common.sum(-1, keepdim=True).clamp_max(1)")]
@@ -108,7 +106,7 @@ AUTO_MUTANTS = {
             ("min(AUTO_LEAD, width - 1)", "min(AUTO_LEAD if parents == 1 else PEEK[0], width - 1)"),
             ("    own, proxy = ", "    PEEK[0] = 0 if ranks[:, n_lead].min() > n_lead else 2\n    own, proxy = "),
             ("AUTO_LEAD = 1", "PEEK, AUTO_LEAD = [1], 1"),
-            (STORED, "kinds, ids, torch.nn.functional.pad(q_tail, (n_lead, 0)))\n\n\n"),
+            (STORED, "kinds, ids, torch.nn.functional.pad(weights, (n_lead, 0)))\n\n\n"),
         ],
     },
 }

@@ -172,7 +172,7 @@ def test_law11_rows_with_nan_or_infinities_make_pools_all_the_same(dtype, normal
     for option in (None, 0, 1, 2, AUTO):
         pools = [build_pools(rows, PoolOptions(8, option, 32, temperature, normaliser), draws(seed)) for seed in range(4)]
         for pool in pools:
-            assert not pool.log_proxy.isnan().any() and not pool.q_tail.isnan().any() and (pool.log_proxy <= 0).all()
+            assert not pool.log_proxy.isnan().any() and not pool.tail_weights.isnan().any() and (pool.log_proxy <= 0).all()
             assert (pool.log_proxy[6] > -torch.inf).all()
             if option is None or normaliser == "full":  # a softmax over the whole row: nothing is left of a broken one
                 assert (pool.log_proxy[[0, 1, 3, 4, 5]] == -torch.inf).all()
@@ -189,7 +189,8 @@ def test_law2_proxy_of_a_near_certain_lead_uses_the_sum_of_the_tail():
     assert pools.log_proxy[0, 1].item() == pytest.approx(math.log(z), abs=1e-5)
 
 
-def test_law3_token_is_drawn_from_the_stored_law():
+@pytest.mark.parametrize("temperature", [0.7, 1.0])
+def test_law3_token_is_drawn_from_the_stored_law(temperature):
     logits = torch.randn(1, 40, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
 
     class Spy(Draws):
@@ -198,17 +199,28 @@ def test_law3_token_is_drawn_from_the_stored_law():
             return super().token(weights)
 
     spy = Spy(torch.Generator().manual_seed(0))
-    pools = build_pools(logits, PoolOptions(4, 1, 16, 0.7), spy)
-    assert torch.equal(spy.weights, pools.q_tail) and pools.q_tail.dtype == torch.float32
+    options = PoolOptions(4, 1, 16, temperature)
+    pools = build_pools(logits, options, spy)
+    assert torch.equal(spy.weights, pools.tail_weights) and pools.tail_weights.dtype == torch.float32
+    tree = build_tree(torch.tensor(0), logits[0], None, TreeOptions(options, 4, 0), draws())
     highest = logits.float().topk(16)
-    assert torch.equal(pools.tail, highest.indices[:, 1:]) and pools.q_tail.sum().item() == pytest.approx(1, abs=1e-6)
-    torch.testing.assert_close(pools.q_tail, (highest.values[:, 1:] / 0.7).softmax(-1))
+    assert torch.equal(pools.tail, highest.indices[:, 1:]) and torch.equal(tree.tail, pools.tail)
+    assert torch.equal(tree.q_tail, pools.tail_weights / pools.tail_weights.sum())
+    torch.testing.assert_close(tree.q_tail, (highest.values[:, 1:] / temperature).softmax(-1))
+
+
+def test_law3_a_law_of_the_smallest_numbers_is_one_all_the_same():
+    """The tail is worth 1e-42, which float32 writes with two digits: what is drawn from is what is judged by."""
+    logits = torch.tensor([0.0, -96.0, -97.0, -98.0])
+    tree = build_tree(torch.tensor(0), logits, None, TreeOptions(PoolOptions(3, 1, 0), 4, 0), draws())
+    weights = logits.softmax(-1)[1:]
+    assert 0 < weights[0] < torch.finfo(torch.float32).tiny and tree.valid.all()
+    assert tree.q_tail[0].tolist() == pytest.approx((weights.double() / weights.double().sum()).tolist(), rel=1e-6)
 
 
 def test_law3_tempering_before_renormalising_survives_low_temperatures():
     pools = build_pools(torch.tensor([[100.0, 1.0, 0.0]]), PoolOptions(2, 1, 0, temperature=0.01), draws())
-    assert pools.q_tail[0].tolist() == pytest.approx([1, 0])
-    assert not pools.q_tail.isnan().any()
+    assert pools.tail_weights[0].tolist() == pytest.approx([1, 0])
 
 
 def test_law6_empty_tail_means_no_sampled_slot_and_nobody_takes_its_place():
