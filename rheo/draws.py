@@ -5,6 +5,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 DRAW_BLOCK = 128  # tokens of a block of a large vocabulary
+SMALL_RATE = 2.0**60  # of exponentials: weights up to 1 divided by them are finite and normal in float32
 
 
 class Draws:
@@ -63,8 +64,12 @@ class Draws:
         return (weights / race).argmax(-1)
 
     def _exponentials(self, place: Tensor) -> Tensor:
-        """Fill ``place``; an exponential of exactly 0 would turn 0/0 into NaN."""
-        return place.exponential_(generator=self.generator).clamp_min_(torch.finfo(place.dtype).tiny)
+        """Fill ``place``; an exponential of exactly 0 would turn 0/0 into NaN.
+
+        They are small ones, since quotients by them are to have all their digits: of the smallest numbers that a weight can be, they would
+        have two, and ``argmax`` gives ties to the first.
+        """
+        return place.exponential_(SMALL_RATE, generator=self.generator).clamp_min_(torch.finfo(place.dtype).tiny)
 
     def accept(self, ratio: Tensor) -> Tensor:
         """True with probability ``min(1, ratio)``; strict, so that ratio 0 never accepts (bool, same shape)."""

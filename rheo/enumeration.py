@@ -154,6 +154,8 @@ class Replay:
         taken = []
         for path, row in zip(self.parents, weights.tolist(), strict=True):
             self.times[path] += 1  # padding may repeat a path, and code may draw twice: each is a draw of its own
+            if not any(row):  # a tail without mass: the slot does not exist, and a race takes the first token
+                row = [1] + [0] * (len(row) - 1)
             taken.append(self._choose((path, self.times[path]), row))
         return torch.tensor(taken)
 
@@ -163,7 +165,7 @@ class Replay:
 
     def _choose(self, name, weights: list) -> int:
         total = sum(weights)
-        law = [w / total for w in weights] if total else [Fraction(i == 0) for i in range(len(weights))]  # of zeros a race takes the first
+        law = [w / total for w in weights]
         possible = [i for i, w in enumerate(law) if w > 0]
         outcome = self.choices.get(name, self.chance.choice(possible) if self.chance else possible[0])
         self.drawn[name] = law, outcome

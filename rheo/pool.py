@@ -75,14 +75,14 @@ class Pools:
         tokens: int64 ``[P, W]`` candidate ids in the target vocabulary.
         log_proxy: ``[P, W]`` log of the score of each slot; -inf marks a slot that does not exist, or whose score rounds to 0.
         kinds: of each slot, one of LEAD, SAMPLED, FILL; the same for all parents.
-        tail: int64 ``[P, S - m]`` the support's ids in the draft vocabulary behind the lead tokens, by falling logit; none of a Top-K pool.
-        tail_weights: ``[P, S - m]`` in proportion to q_tail, the law on ``tail`` from which the sampled token was drawn.
+        draft_tail: int64 ``[P, S - m]`` the support's ids in the draft vocabulary behind the lead tokens, by falling logit; none of a Top-K pool.
+        tail_weights: ``[P, S - m]`` in proportion to q_tail, the law on ``draft_tail`` from which the sampled token was drawn.
     """
 
     tokens: Tensor
     log_proxy: Tensor
     kinds: tuple[int, ...]
-    tail: Tensor
+    draft_tail: Tensor
     tail_weights: Tensor
 
 
@@ -124,7 +124,7 @@ def build_pools(logits: Tensor, options: PoolOptions, draws: Draws, target_ids: 
         return Pools(in_target_vocabulary(ids, target_ids), log_q, kinds, tail, top[:, n_lead:])
 
     q = top.softmax(-1) if log_q is None else log_q.exp()
-    # At temperature 1 q itself weighs the tail; acceptance scores want it to be a law.
+    # At temperature 1 q itself weighs the tail, which saves a softmax (acceptance scores want one); at others a softmax of its own keeps digits.
     weights = q[:, n_lead:] if options.temperature == 1 and not auto else tempered(top[:, n_lead:], options.temperature)
     ranks = slot_ranks(width, n_lead, n_support, logits.device)
     # [P, W] rank in the support of each slot's token; all of a greedy tail is on its first token

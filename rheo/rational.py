@@ -17,7 +17,7 @@ class RationalTensor:
     """An array of fractions, or of logarithms of fractions.
 
     The logarithm of x is kept as x itself with ``log`` set: sums become products, -inf becomes 0, and nothing is
-    rounded. What has no value (0/0) is None, and computing with it is a TypeError.
+    rounded. What has no value (0/0) is None, and computing with it, but for ``nan_to_num``, is a TypeError.
 
     Args:
         values: array-like of ``Fraction``.
@@ -135,7 +135,7 @@ class RationalTensor:
     def __mul__(self, other) -> "RationalTensor":
         if self.log:
             raise TypeError("a logarithm is multiplied")
-        return self._like(self.values * self._read(other), log=False)
+        return self._like(self.values * self._read(other))
 
     def __truediv__(self, other) -> "RationalTensor":
         return self._like(_root(self.values, other) if self.log else _divide(self.values, self._read(other)))
@@ -215,6 +215,11 @@ def _pad(x, widths, mode="constant", value=None) -> RationalTensor:
     return _cat((left, x, right), -1)
 
 
+def _nan_to_num(x: RationalTensor, nan: float = 0.0, **_) -> RationalTensor:
+    undefined = np.equal(x.values, None)
+    return x._like(np.where(undefined, x._number(nan), x.values)) if undefined.any() else x
+
+
 def _where(condition: Tensor, a, b) -> RationalTensor:
     first = a if isinstance(a, RationalTensor) else b
     return first._like(np.where(condition.numpy(), first._read(a), first._read(b)))
@@ -224,7 +229,7 @@ _FUNCTIONS = {
     torch.cat: _cat,
     torch.where: _where,
     torch.nn.functional.pad: _pad,
-    torch.nan_to_num: lambda x, **_: x._like(np.where(np.equal(x.values, None), Fraction(0), x.values)),
+    torch.nan_to_num: _nan_to_num,
     torch.log: lambda x: x._like(x.values, log=True),
     torch.zeros_like: lambda x: RationalTensor(np.full(x.values.shape, Fraction(0))),
     torch.maximum: lambda a, b: a._like(np.maximum(a.values, a._read(b))),

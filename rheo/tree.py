@@ -166,14 +166,14 @@ def prune(root: Tensor, growth: Growth, total_token: int) -> Tree:
     """
     levels, expanded = growth.levels, growth.expanded
     shapes = tuple(tuple(pools.tokens.shape) for pools in levels)
-    places, first, rows = layout(shapes, levels[0].kinds, growth.scores.device)
+    places, offsets, rows = layout(shapes, levels[0].kinds, growth.scores.device)
     nodes = best_first(growth.scores, total_token)[1].sort().values  # back to level order: parents first
     row, level, kind = places[:, nodes]
     log_scores = growth.scores[nodes]
     valid = log_scores > -torch.inf
 
     weights = torch.cat([pools.tail_weights for pools in levels])
-    owners = torch.cat([first[:1], *expanded]) + first
+    owners = torch.cat([offsets[:1], *expanded]) + offsets
     row_of = torch.zeros_like(places[0])
     row_of[owners] = rows
     parents = torch.where(valid, torch.searchsorted(nodes, owners[row]), 0)
@@ -186,7 +186,7 @@ def prune(root: Tensor, growth: Growth, total_token: int) -> Tree:
         log_scores=log_scores,
         mask=ancestor_mask(parents, valid, len(levels)),
         pool_rows=row_of[nodes],
-        tail=in_target_vocabulary(torch.cat([pools.tail for pools in levels]), growth.target_ids),
+        tail=in_target_vocabulary(torch.cat([pools.draft_tail for pools in levels]), growth.target_ids),
         q_tail=torch.nan_to_num(weights / weights.sum(-1, keepdim=True)),  # a tail without mass has no sampled child
         max_levels=len(levels),
     )
@@ -201,19 +201,19 @@ def layout(shapes: tuple[tuple[int, int], ...], kinds: tuple[int, ...], device: 
         kinds: of the slots of a pool.
 
     Returns:
-        int64 ``[3, 1 + C]``, row of its parent's pool, level and kind of the root and of each candidate, level by level, left to right. And of
-        each pool row, int64 ``[R]``, what is to be added to its owner's index among the candidates of a level for the one among all, 0 for
-        the root's, and its own number.
+        places: int64 ``[3, 1 + C]`` row of its parent's pool, level and kind of the root and of each candidate, level by level, left to right.
+        offsets: int64 ``[R]`` of the owner of each pool row, where the candidates of its level begin among all; 0 for the root.
+        rows: int64 ``[R]`` 0, 1, ..., R - 1.
     """
-    columns, first, row, start, end = [torch.tensor([[0], [0], [NO_KIND]])], [torch.zeros(1, dtype=torch.long)], 0, 0, 1
+    columns, offsets, row, start, end = [torch.tensor([[0], [0], [NO_KIND]])], [torch.zeros(1, dtype=torch.long)], 0, 0, 1
     for level, (parents, width) in enumerate(shapes, 1):
         if level > 1:
-            first.append(torch.full((parents,), start))
+            offsets.append(torch.full((parents,), start))
         start, end = end, end + parents * width
         rows = torch.arange(row, row + parents).repeat_interleave(width)
         columns.append(torch.stack((rows, torch.full_like(rows, level), torch.tensor(kinds).repeat(parents))))
         row += parents
-    return torch.cat(columns, 1).to(device), torch.cat(first).to(device), torch.arange(row, device=device)
+    return torch.cat(columns, 1).to(device), torch.cat(offsets).to(device), torch.arange(row, device=device)
 
 
 def best_first(scores: Tensor, count: int | None = None) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ import torch
 from tiny import PROMPT, save_pair, tiny_pair
 
 from evaluation import bench, growth
-from evaluation.bench import ARMS, Clock, Operations, Sample, compare, cycle_bytes
+from evaluation.bench import ARMS, Clock, Operations, Sample, compare, compare_cycles, cycle_bytes
 
 
 def test_operations_are_counted_and_views_are_not():
@@ -82,19 +82,19 @@ def test_answers_take_turns_cycle_by_cycle_and_are_what_they_would_be_alone():
 def test_arms_are_compared_by_question():
     samples = [Sample(arm, q, cycles=[t]) for arm, factor in (("a", 1.5), ("b", 1.0)) for q, t in ((1, factor), (2, 9 * factor), (3, factor))]
     samples.append(Sample("a", 4, cycles=[100.0]))  # the other arm has no such question
-    estimate = compare(samples, "a", "b", lambda found, _: (found.cycles[0], 1))
+    estimate = compare(samples, "a", "b", lambda found: (found.cycles[0], 1))
     assert estimate.value == pytest.approx(1.5) and estimate.high - estimate.low < 1e-9
 
 
-def test_cycles_are_compared_where_both_arms_took_turns():
-    """The slow cycles of one arm after the other has ended say nothing about the two."""
-    seconds = {arm: [1.0] for arm in ARMS} | {"topk": [2.0, 2.0, 90.0], "rheo m=1": [3.0, 3.0]}
+def test_cycles_are_compared_round_by_round_where_both_arms_took_turns():
+    """Neither a disturbance that hits one arm counts, nor what is slow for both, nor what an arm does after the other has ended."""
     samples = [
-        Sample(arm, q, 1, cycles, dict.fromkeys(bench.PHASES, cycles), cycles) for q in (1, 2) for arm, cycles in seconds.items()
-    ]
-    rows = {row["arm"]: row for row in bench.summarise(tiny_pair(), samples, dict.fromkeys(ARMS, (0, None)), 10, 1.0)}
-    assert rows["rheo m=1"]["cycle_over_topk"].value == pytest.approx(1.5)
-    assert rows["rheo m=0"]["cycle_over_topk"].value == pytest.approx(0.5)
+        Sample(arm, question, cycles=[factor * x for x in (1.0, 2.0, 30.0, 4.0, 5.0)] + rest)
+        for question in (1, 2) for arm, factor, rest in (("a", 1.5, []), ("b", 1.0, [90.0, 90.0]))
+    ]  # fmt: skip
+    samples[0].cycles[1] = 77.0
+    estimate = compare_cycles(samples, "a", "b")
+    assert (estimate.value, estimate.low, estimate.high) == pytest.approx((1.5, 1.5, 1.5))
 
 
 def test_bytes_of_a_cycle_are_the_weights_and_the_cache():

@@ -213,7 +213,7 @@ def test_families_are_the_children_of_the_visited_nodes(model, monkeypatch):
 
 
 def test_padding_is_nobodys_child():
-    """Nodes that do not exist have the root as parent."""
+    """Nodes that do not exist have the root as parent, and no kind."""
     parents, kinds = torch.tensor([0, 0, 0, 1, 0, 0]), torch.tensor([-1, 0, 1, 2, -1, -1])
     scores = torch.tensor([1.0, 0.5, 0.25, 0.125, 0.0, 0.0]).log()
     valid = scores > -torch.inf

@@ -10,7 +10,7 @@ from torch import nn
 
 from eagle.model.draft import DraftState, head_config
 from eagle.model.ea_model import EaModel
-from eagle.model.packed import ResidualLinear
+from eagle.model.linear import ResidualLinear
 
 
 def test_incremental_draft_cache_equals_a_fresh_prefill_with_the_targets_features():
@@ -229,10 +229,13 @@ def test_a_residual_layer_adds_to_the_stream_and_autocast_does_not_round_it(bias
     layer, x, stream = ResidualLinear(6, 4, bias=bias), torch.randn(2, 3, 6), 1000 + torch.randn(2, 3, 4)
     expected = stream + nn.functional.linear(x, layer.weight, layer.bias)
     torch.testing.assert_close(layer(x, stream), expected)
-    with torch.autocast("cpu", torch.bfloat16):
-        rounded = layer(x.bfloat16(), stream)
-    assert rounded.dtype == torch.float32
-    torch.testing.assert_close(rounded, expected, atol=0.05, rtol=0)  # bfloat16 is 4 wide at 1000
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x, stream), expected)
+    for given in (x, x.bfloat16()):
+        with torch.autocast("cpu", torch.bfloat16):
+            rounded = layer(given, stream)
+        assert rounded.dtype == torch.float32
+        torch.testing.assert_close(rounded, expected, atol=0.05, rtol=0)  # bfloat16 is 4 wide at 1000
 
 
 def test_feature_layers_listed_in_the_manner_of_layer_outputs_are_warned_about(tmp_path):

@@ -347,9 +347,9 @@ def test_closed_forms_and_pools_mean_the_same_tokens_where_logits_tie():
             expected = p.gather(1, pools.tokens).sum(-1)
         else:  # the pool's own ranks and law
             m = pools.kinds.index(SAMPLED)
-            order = torch.cat((pools.tokens[:, :m], pools.tail), 1)
+            order = torch.cat((pools.tokens[:, :m], pools.draft_tail), 1)
             expected = theory.rheo_acceptance(
                 p, torch.zeros_like(p).scatter_(1, order, torch.arange(64, 0, -1).double().expand(200, -1)),
-                torch.zeros_like(p).scatter_(1, pools.tail, (pools.tail_weights / pools.tail_weights.sum(-1, keepdim=True)).double()), 3,
+                torch.zeros_like(p).scatter_(1, pools.draft_tail, (pools.tail_weights / pools.tail_weights.sum(-1, keepdim=True)).double()), 3,
             )  # fmt: skip
         assert torch.allclose(found, expected, atol=1e-6), arm

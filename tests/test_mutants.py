@@ -48,7 +48,7 @@ MUTANTS = {
         "tree": [(
             "    nodes = best_first(growth.scores, total_token)[1].sort().values",
             "    last = growth.scores.numel() - 1\n"
-            "    nodes = torch.cat([first[:1], last - best_first(growth.scores[1:].flip(0), total_token - 1)[1]]).sort().values",
+            "    nodes = torch.cat([offsets[:1], last - best_first(growth.scores[1:].flip(0), total_token - 1)[1]]).sort().values",
         )]
     },
     "fill ranked before sampled at ties": {
@@ -89,10 +89,8 @@ MUTANTS = {
     "q_tail of the wrong parent after pruning": {
         "tree": [("        pool_rows=row_of[nodes],", "        pool_rows=row_of[nodes].roll(1),")]
     },
-    "kept set not closed under parents, orphans given to the root: proxies above 1, but no path's score": {
-        **proxy("sampled_proxy(q, n_lead) * (1 if parents == 1 else 1.65)"),
-        "tree": [("torch.where(valid, torch", "torch.where(valid & torch.isin(owners[row], nodes), torch")],
-    },
+    "kept set not closed under parents: proxies above 1": proxy("sampled_proxy(q, n_lead) * 1.65"),
+    "padding that passes for drafted": {"tree": [("torch.where(valid, kind, NO_KIND)", "kind")]},
 }  # fmt: skip
 AUTO_MUTANTS = {
     "the sampled slot scored by the token drawn": {
@@ -110,7 +108,7 @@ AUTO_MUTANTS = {
         ],
     },
 }
-FORGOTTEN_D2T = {"tree": [("in_target_vocabulary(torch.cat([pools.tail for pools in levels]), growth.target_ids)", "torch.cat([pools.tail for pools in levels])")]}
+FORGOTTEN_D2T = {"tree": [("in_target_vocabulary(torch.cat([pools.draft_tail for pools in levels]), growth.target_ids)", "torch.cat([pools.draft_tail for pools in levels])")]}
 
 
 def settings(draft_ids=None, seeds=6):
@@ -141,7 +139,7 @@ def killed(code, cases) -> float:
             for certificate in code.certify(replace(setting, walk="jointly") if setting.depth == 0 else setting):
                 difference = certificate.comparison.difference
                 worst = max(worst, difference if difference == difference else float("inf"))  # NaN is not small
-        except code.MergeError:
+        except (code.MergeError, IndexError):  # an orphan's parent is not among the nodes
             return float("inf")
         if worst > POWER:
             break

@@ -7,7 +7,8 @@ import torch
 from scipy.stats import chisquare
 
 from rheo import AUTO, FILL, LEAD, SAMPLED, Draws, PoolOptions, TreeOptions, build_pools, build_tree
-from rheo.pool import AGREEMENT
+from rheo.pool import AGREEMENT, Pools
+from rheo.tree import NO_KIND, Growth, prune
 
 
 def draws(seed=0):
@@ -204,18 +205,16 @@ def test_law3_token_is_drawn_from_the_stored_law(temperature):
     assert torch.equal(spy.weights, pools.tail_weights) and pools.tail_weights.dtype == torch.float32
     tree = build_tree(torch.tensor(0), logits[0], None, TreeOptions(options, 4, 0), draws())
     highest = logits.float().topk(16)
-    assert torch.equal(pools.tail, highest.indices[:, 1:]) and torch.equal(tree.tail, pools.tail)
-    assert torch.equal(tree.q_tail, pools.tail_weights / pools.tail_weights.sum())
+    assert torch.equal(pools.draft_tail, highest.indices[:, 1:]) and torch.equal(tree.tail, pools.draft_tail)
     torch.testing.assert_close(tree.q_tail, (highest.values[:, 1:] / temperature).softmax(-1))
 
 
 def test_law3_a_law_of_the_smallest_numbers_is_one_all_the_same():
-    """The tail is worth 1e-42, which float32 writes with two digits: what is drawn from is what is judged by."""
-    logits = torch.tensor([0.0, -96.0, -97.0, -98.0])
-    tree = build_tree(torch.tensor(0), logits, None, TreeOptions(PoolOptions(3, 1, 0), 4, 0), draws())
-    weights = logits.softmax(-1)[1:]
-    assert 0 < weights[0] < torch.finfo(torch.float32).tiny and tree.valid.all()
-    assert tree.q_tail[0].tolist() == pytest.approx((weights.double() / weights.double().sum()).tolist(), rel=1e-6)
+    """A tail worth 1e-44, behind a near-certain lead, is judged by what it is drawn from."""
+    weights = torch.tensor([[3.0, 2.0, 2.0]]) * 2.0**-149
+    pool = Pools(torch.arange(3)[None], torch.tensor([[0.0, -99.0, -99.5]]), (LEAD, SAMPLED, FILL), torch.arange(1, 4)[None], weights)
+    tree = prune(torch.tensor(0), Growth([pool], torch.tensor([0.0, 0.0, -99.0, -99.5]), [], None), 4)
+    assert tree.q_tail[0].tolist() == pytest.approx([3 / 7, 2 / 7, 2 / 7])
 
 
 def test_law3_tempering_before_renormalising_survives_low_temperatures():
@@ -228,7 +227,7 @@ def test_law6_empty_tail_means_no_sampled_slot_and_nobody_takes_its_place():
     pools = build_pools(logits, PoolOptions(3, 1, 0), draws())
     assert pools.log_proxy[0, 1] == -torch.inf and pools.log_proxy[1, 1] > -torch.inf
     tree = build_tree(torch.tensor(0), logits[0], None, TreeOptions(PoolOptions(3, 1, 0), 10, 0), draws())
-    assert tree.valid.tolist() == [True, True, False, False]  # x_1, no sampled token, x_2 without mass
+    assert tree.valid.tolist() == [True, True, False, False] and tree.kinds.tolist() == [NO_KIND, LEAD, NO_KIND, NO_KIND]  # x_1, no sampled token, x_2 without mass
 
 
 def test_support_smaller_than_the_pool_gives_a_shorter_pool():
@@ -309,6 +308,6 @@ def test_paper_tree_has_59_drafted_nodes_and_at_most_8_levels():
 def test_reduced_vocabulary_maps_candidates_and_their_law():
     target_ids = torch.tensor([7, 2, 9, 4])
     pools = build_pools(torch.tensor([[0.0, 3.0, 1.0, 2.0]]), PoolOptions(3, 1, 0), FixedToken(1), target_ids)
-    assert pools.tokens[0].tolist() == [2, 9, 4] and pools.tail[0].tolist() == [3, 2, 0]
+    assert pools.tokens[0].tolist() == [2, 9, 4] and pools.draft_tail[0].tolist() == [3, 2, 0]
     tree = build_tree(torch.tensor(5), torch.tensor([0.0, 3.0, 1.0, 2.0]), None, TreeOptions(PoolOptions(3, 1, 0), 4, 0), FixedToken(1), target_ids)
     assert tree.tokens.tolist() == [5, 2, 9, 4] and tree.tail[0].tolist() == [4, 9, 7]

@@ -4,6 +4,7 @@ import itertools
 
 import pytest
 import torch
+from scipy.stats import chisquare
 from tiny import PROMPT, tiny_pair
 from transformers import GenerationConfig
 
@@ -56,7 +57,7 @@ def test_law5_a_coin_of_exactly_zero_does_not_accept_ratio_zero(monkeypatch):
 
 
 def test_law5_a_weight_of_zero_is_never_drawn_even_when_the_exponential_is_zero(monkeypatch):
-    monkeypatch.setattr(torch.Tensor, "exponential_", lambda self, generator=None: self.zero_())
+    monkeypatch.setattr(torch.Tensor, "exponential_", lambda self, rate, generator=None: self.zero_())
     assert draws().token(torch.tensor([0.0, 0.5, 0.5])) == 1
 
 
@@ -66,6 +67,15 @@ def test_draws_follow_their_weights_and_never_take_a_zero():
     assert counts[1] == 0
     expected = weights * 40000
     assert ((counts - expected)[expected > 0] ** 2 / expected[expected > 0]).sum() < 38  # 3 degrees: a 3e-8 event
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_law3_the_smallest_numbers_are_drawn_in_their_proportion(dtype):
+    """A tail behind a near-certain lead: a quotient as small would be rounded, and ties go to the first token."""
+    smallest = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
+    weights = torch.tensor([3.0, 2.0, 0.0, 2.0], dtype=dtype) * smallest
+    counts = draws().token(weights.expand(40000, -1)).bincount(minlength=4)
+    assert counts[2] == 0 and chisquare(counts[[0, 1, 3]].tolist(), [40000 * x / 7 for x in (3, 2, 2)]).pvalue > 1e-4
 
 
 def test_law6_tokens_outside_the_draft_vocabulary_and_the_support_are_reachable():

@@ -17,7 +17,7 @@ from transformers.activations import ACT2FN
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from eagle.model.cache import KVBuffer, round_up
-from eagle.model.packed import ResidualLinear
+from eagle.model.linear import ResidualLinear
 from eagle.model.target import default_taps, resolve_local
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
@@ -73,7 +73,7 @@ class DraftMLP(nn.Module):
         apart_in_files(self, "gate_up_proj", {"gate_proj": inner, "up_proj": inner})
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
-        """``[..., h]`` of x ``[..., h]``, added to the residual stream ``[..., h]``."""
+        """``[B, n, h]`` of x ``[B, n, h]``, added to the residual stream ``[B, n, h]``."""
         gate, up = self.gate_up_proj(x).chunk(2, -1)
         return self.down_proj(self.act_fn(gate) * up, residual)
 
@@ -222,7 +222,7 @@ class DraftState:
         heads, head_dim = model.config.num_key_value_heads, model.config.head_dim
         self.buffer = KVBuffer(1, heads, head_dim, capacity, model.dtype, model.device, step)
         self.angles = torch.stack(model.angles(self.buffer.rows, model.norm.weight))
-        self.tree_angles = None  # of the positions behind the committed ones, a level's after the other's
+        self.tree_angles = None  # [2, 1, levels or more, head_dim] of the tree's levels
         self.itself = torch.eye(0, dtype=torch.bool, device=model.device)  # rows of one level see themselves alone
         self.last = None  # [1, h] of the last committed position
         self.hidden = None  # [F, h] of the newest rows: the last committed position, then the newest tree level
@@ -276,7 +276,9 @@ class DraftState:
     def _forward(
         self, tokens: Tensor, hidden: Tensor, angles: Tensor, mask: Tensor | None, rows: slice | Tensor, end: int
     ) -> Tensor:
-        """Run tokens, and keep them at some ``rows`` of the buffer, of which they may see those below ``end``."""
+        """Run n tokens at the positions of ``angles`` ``[2, 1, n or 1, head_dim]``, and keep them at some ``rows`` of the buffer, of which
+        they may see those below ``end``.
+        """
 
         def attend(q, kv):
             k, v = self.buffer.write(0, kv, rows, end)

@@ -13,7 +13,7 @@ from eagle.model.decoding import DecodingOptions, Generation, decode
 from eagle.model.demo import DEMO_NAME, demo_head_path, demo_target_path
 from eagle.model.draft import DraftModel, load_draft
 from eagle.model.law import SamplingOptions
-from eagle.model.packed import pack_linears
+from eagle.model.linear import pack_linears
 from eagle.model.stops import stop_token_ids
 from eagle.model.target import TargetModel, load_causal_lm, split_gguf
 from eagle.model.tree_size import choose_tree
@@ -82,7 +82,7 @@ class EaModel:
                 dtype, for both networks; ``torch_dtype`` is EAGLE's name for it.
             device_map: as in transformers.
             cuda_graph: as in the class.
-            pack_weights: on a CPU, lay the weights of linear layers out for its products (see ``eagle.model.packed``). Such networks can be
+            pack_weights: on a CPU, lay the weights of linear layers out for its products (see ``eagle.model.linear``). Such networks can be
                 neither moved nor trained; False leaves them as they were loaded.
             threshold: EAGLE's keyword; only its default, 1.0, has a meaning here.
             kwargs: go to the target's ``from_pretrained``.

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from eagle.model.cache import TargetCache
-from eagle.model.packed import PackedLinear, cpu_multiplies_in_bf16
+from eagle.model.linear import PackedLinear, cpu_multiplies_in_bf16
 
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 DTYPES |= {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32}

@@ -1,6 +1,6 @@
-"""Linear layers that do more in one operation: add to a residual stream, and, on a CPU, take weights laid out once as oneDNN multiplies them.
+"""Linear layers for inference: one that adds to the residual stream as it multiplies, and for a CPU one whose weight is laid out once.
 
-A plain linear layer lays its weight out anew at every product. For the few rows of a decoding step that costs more than the product itself: packed
+There a plain linear layer lays its weight out anew at every product. For the few rows of a decoding step that costs more than the product itself: packed
 layers take half to two thirds of the time (docs/PERFORMANCE.md).
 """
 
@@ -13,17 +13,18 @@ ROWS = 8  # of a product, named at the packing; the layout serves 1 to hundreds 
 
 
 class ResidualLinear(nn.Linear):
-    """A linear layer that adds what it computes to the residual stream."""
+    """A linear layer that adds what it computes to the residual stream, in inference in one operation."""
 
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
-        """``[..., out]`` of x ``[..., in]`` and the stream ``[..., out]``."""
-        if self.bias is not None or x.dtype != residual.dtype:  # as under autocast, which would round the stream itself
+        """``[..., n, out]`` of x ``[..., n, in]`` and the stream ``[..., n, out]``."""
+        # In training autocast would round the stream itself, and cast the transposed weight anew at every call.
+        if torch.is_grad_enabled() or self.bias is not None or type(self.weight) is not nn.Parameter:
             return residual + super().forward(x)
         return torch.addmm(residual.flatten(0, -2), x.flatten(0, -2), self.weight.t()).view_as(residual)
 
 
 class PackedLinear(nn.Module):
-    """``nn.Linear`` or ``ResidualLinear`` for inference on a CPU; it holds the packed weight and no other, which its ``state_dict`` gives in the usual layout.
+    """``nn.Linear`` or ``ResidualLinear`` for inference on a CPU, its weight as oneDNN multiplies it; ``state_dict`` gives it in the usual layout.
 
     Args:
         linear: the layer to pack (see ``packable``); it is left as it is.

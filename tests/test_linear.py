@@ -6,7 +6,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM
 
 from eagle.model.ea_model import EaModel
-from eagle.model.packed import PackedLinear, ResidualLinear, cpu_multiplies_in_bf16, pack_linears, packable
+from eagle.model.linear import PackedLinear, ResidualLinear, cpu_multiplies_in_bf16, pack_linears, packable
 
 pytestmark = pytest.mark.skipif(not packable(nn.Linear(2, 2)), reason="weights are packed on x86 CPUs only")
 DTYPES = [
