@@ -155,7 +155,7 @@ class Replay:
         for path, row in zip(self.parents, weights.tolist(), strict=True):
             self.times[path] += 1  # padding may repeat a path, and code may draw twice: each is a draw of its own
             if not any(row):  # a tail without mass: the slot does not exist, and a race takes the first token
-                row = [1] + [0] * (len(row) - 1)
+                row = [1 + row[0], *row[1:]]
             taken.append(self._choose((path, self.times[path]), row))
         return torch.tensor(taken)
 

@@ -69,6 +69,15 @@ def test_kept_trees_and_output_law_equal_the_literal_method(setting):
             assert replace(work, verification=verification).emitted((), trees) == literal.emitted_of(laws, expected, verification)
 
 
+def test_a_certain_draft_is_certified_in_fractions_to_the_end():
+    """Its tail has no mass: whatever is drawn there, no probability may become a float."""
+    laws = ConstantLaws((Fraction(1, 3),) * 3, (Fraction(0), Fraction(0), Fraction(1)))
+    for m, depth in ((0, 0), (1, 0), (1, 1), (AUTO, 0)):
+        for certificate in certify.certify(Setting("", 3, 0, 2, m, depth, (1, 2)), laws):
+            assert certificate.comparison.difference == 0
+            assert all(isinstance(x, (int, Fraction)) for x in certificate.comparison.observed.values())
+
+
 @pytest.mark.parametrize("setting", SETTINGS, ids=str)
 def test_merging_draws_gives_the_law_of_walking_every_draw(setting):
     assert certify.merging_against_every_draw([setting, replace(setting, verification="rrsw")]) == 2 * len(setting.budgets)

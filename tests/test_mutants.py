@@ -203,7 +203,7 @@ def test_mutant_that_shares_one_uniform_among_the_parents_of_a_level_fails_the_e
         "        for path, row in zip(self.parents, weights.tolist(), strict=True):\n"
         "            self.times[path] += 1  # padding may repeat a path, and code may draw twice: each is a draw of its own\n"
         "            if not any(row):  # a tail without mass: the slot does not exist, and a race takes the first token\n"
-        "                row = [1] + [0] * (len(row) - 1)\n"
+        "                row = [1 + row[0], *row[1:]]\n"
         "            taken.append(self._choose((path, self.times[path]), row))\n"
         "        return torch.tensor(taken)\n",
         "        rows = (weights / weights.sum(-1, keepdim=True)).cumsum(-1).clamp_max(1)\n"
