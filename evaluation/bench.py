@@ -266,7 +266,7 @@ def summarise(model: EaModel, samples: list[Sample], counts: dict, context: int,
         ValueError: naming an arm none of whose answers has two cycles.
     """
     rows = []
-    for arm in ARMS:
+    for arm in counts:
         mine = [found for found in samples if found.arm == arm]
         cycles = [second for found in mine for second in found.cycles]
         if not cycles:
@@ -324,11 +324,11 @@ def run(args: argparse.Namespace) -> None:
     settings = {"temperature": args.temperature, "max_new_tokens": args.max_new_token}
     clock = Clock(networks(model)) if model.target.device.type == "cpu" else None
     prompts = [build_prompt(args.template, model.tokenizer, question.turns[:1], []) for question in questions]
-    counts = {arm: count(model, prompts, arm, settings | {"max_new_tokens": min(24, args.max_new_token)}) for arm in ARMS}
+    counts = {arm: count(model, prompts, arm, settings | {"max_new_tokens": min(24, args.max_new_token)}) for arm in args.arms}
     samples = []
     for question, prompt in tqdm(list(zip(questions, prompts)), unit="question"):
         seed = turn_seed(args.seed, question.question_id, 0, 0)
-        samples += in_turn({arm: sample(model, prompt, arm, question.question_id, settings | {"seed": seed}, clock) for arm in ARMS})
+        samples += in_turn({arm: sample(model, prompt, arm, question.question_id, settings | {"seed": seed}, clock) for arm in args.arms})
     context = round(mean(prompt.numel() for prompt in prompts) + args.max_new_token / 2)
     speed = bandwidth(model.target.device)
     rows = summarise(model, samples, counts, context, speed)
@@ -356,6 +356,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--limit", type=int, help="questions; default: all")
     add("--max-new-token", type=int, default=48)
     add("--temperature", type=float, default=1.0)
+    add("--arms", nargs="+", choices=ARMS, default=list(ARMS), help="those that take turns; of fewer each has more of them in the same time")
     add("--rounds", type=int, default=15, help="forwards of each tree size")
     add("--seed", type=int, default=0)
     add("--output", type=Path, help="folder for bench.md and bench.json")

@@ -110,10 +110,14 @@ def test_bytes_of_a_cycle_are_the_weights_and_the_cache():
 def test_the_program_writes_its_report_and_ends_with_one_json_line(tmp_path, capsys):
     save_pair(tmp_path, 16)
     (tmp_path / "q.jsonl").write_text("".join(json.dumps({"question_id": i, "category": "c", "turns": [f"w{i} w2"]}) + "\n" for i in range(3)))
-    bench.main(
+    command = (
         f"--base-model-path {tmp_path}/target --ea-model-path {tmp_path}/head --question-file {tmp_path}/q.jsonl --max-new-token 12 "
-        f"--total-token 8 --depth 2 --top-k 4 --rounds 1 --output {tmp_path}/out".split()
-    )
+        f"--total-token 8 --depth 2 --top-k 4 --rounds 1 --output {tmp_path}/out"
+    ).split()
+    bench.main([*command, "--arms", "rheo m=0", "topk"])
+    first, second = json.loads(capsys.readouterr().out.strip().split("\n")[-1])["arms"]
+    assert (first["arm"], second["arm"]) == ("rheo m=0", "topk") and first["times_plain"] is None and first["cycle_over_topk"]["value"] > 0
+    bench.main(command)
     result = json.loads(capsys.readouterr().out.strip().split("\n")[-1])
     assert [row["arm"] for row in result["arms"]] == list(ARMS)
     assert result["arms"][0]["tau"] == 1 and result["arms"][0]["times_plain"]["value"] == 1
