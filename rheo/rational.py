@@ -208,13 +208,6 @@ def _cat(tensors, dim: int = 0) -> RationalTensor:
     return first._like(np.concatenate([first._read(t) for t in tensors], axis=dim))
 
 
-def _pad(x, widths, mode="constant", value=None) -> RationalTensor:
-    if not isinstance(x, RationalTensor) or len(widths) != 2 or mode != "constant":
-        raise NotImplementedError(f"pad {widths} {mode}")
-    left, right = (torch.full((*x.shape[:-1], width), float(value or 0)) for width in widths)
-    return _cat((left, x, right), -1)
-
-
 def _nan_to_num(x: RationalTensor, nan: float = 0.0, **_) -> RationalTensor:
     undefined = np.equal(x.values, None)
     return x._like(np.where(undefined, x._number(nan), x.values)) if undefined.any() else x
@@ -228,7 +221,6 @@ def _where(condition: Tensor, a, b) -> RationalTensor:
 _FUNCTIONS = {
     torch.cat: _cat,
     torch.where: _where,
-    torch.nn.functional.pad: _pad,
     torch.nan_to_num: _nan_to_num,
     torch.log: lambda x: x._like(x.values, log=True),
     torch.zeros_like: lambda x: RationalTensor(np.full(x.values.shape, Fraction(0))),
