@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from eagle.model.decoding import NonFiniteLogits
+from eagle.model.cycle import NonFiniteLogits
 
 
 @contextmanager

@@ -5,7 +5,9 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 DRAW_BLOCK = 128  # tokens of a block of a large vocabulary
-SMALL_RATE = 2.0**60  # of exponentials: weights up to 1 divided by them are finite and normal in float32
+SMALL_RATE = (
+    2.0**60
+)  # of exponentials: weights up to 1 divided by them are finite and normal in float32
 
 
 class Draws:
@@ -29,7 +31,9 @@ class Draws:
         """
         if in_blocks(width, device):
             return self
-        return type(self)(self.generator, self._exponentials(torch.empty(rows * width, device=device)))
+        return type(self)(
+            self.generator, self._exponentials(torch.empty(rows * width, device=device))
+        )
 
     def token(self, weights: Tensor) -> Tensor:
         """Draw one index per row with probability proportional to ``weights``, rows independent.
@@ -45,7 +49,9 @@ class Draws:
         if not in_blocks(weights.shape[-1], weights.device):
             return self._race(weights)
         missing = -weights.shape[-1] % DRAW_BLOCK
-        blocks = (pad(weights, (0, missing)) if missing else weights).unflatten(-1, (-1, DRAW_BLOCK))
+        blocks = (pad(weights, (0, missing)) if missing else weights).unflatten(
+            -1, (-1, DRAW_BLOCK)
+        )
         block = self._race(blocks.sum(-1))
         inside = blocks.take_along_dim(block[..., None, None], -2).squeeze(-2)
         return block * DRAW_BLOCK + self._race(inside)
@@ -69,12 +75,16 @@ class Draws:
         They are small ones, since quotients by them are to have all their digits: of the smallest numbers that a weight can be, they would
         have two, and ``argmax`` gives ties to the first.
         """
-        return place.exponential_(SMALL_RATE, generator=self.generator).clamp_min_(torch.finfo(place.dtype).tiny)
+        return place.exponential_(SMALL_RATE, generator=self.generator).clamp_min_(
+            torch.finfo(place.dtype).tiny
+        )
 
     def accept(self, ratio: Tensor) -> Tensor:
         """True with probability ``min(1, ratio)``; strict, so that ratio 0 never accepts (bool, same shape)."""
-        coin = torch.rand(ratio.shape, generator=self.generator, device=ratio.device, dtype=ratio.dtype)
-        return coin < ratio
+        uniform = torch.rand(
+            ratio.shape, generator=self.generator, device=ratio.device, dtype=ratio.dtype
+        )
+        return uniform < ratio
 
 
 def in_blocks(width: int, device: torch.device) -> bool:

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from rheo.draws import Draws
+from rheo.scores import acceptance_scores, sampled_proxy
 
 LEAD, SAMPLED, FILL = 0, 1, 2
 KIND_NAMES = ("lead", "sampled", "fill")
 NORMALISERS = ("support", "full")
 AUTO = "auto"
 AUTO_LEAD = 1  # lead slots with m AUTO, where the pool has so many besides the sampled one
-AGREEMENT = 0.3  # see ``acceptance_scores``
 GREEDY_BELOW = 1e-5  # temperatures under this one mean argmax
 
 
@@ -52,14 +52,22 @@ class PoolOptions:
     def __post_init__(self):
         if self.size < 1:
             raise ValueError(f"top_k (slots of a pool) is {self.size}; it must be at least 1")
-        if self.m not in (None, AUTO) and not (isinstance(self.m, int) and 0 <= self.m <= self.size - 1):
-            raise ValueError(f"m is {self.m!r}; with top_k {self.size} it must lie in 0..{self.size - 1}, or be {AUTO!r}")
+        if self.m not in (None, AUTO) and not (
+            isinstance(self.m, int) and 0 <= self.m <= self.size - 1
+        ):
+            raise ValueError(
+                f"m is {self.m!r}; with top_k {self.size} it must lie in 0..{self.size - 1}, or be {AUTO!r}"
+            )
         if self.support < 0:
-            raise ValueError(f"support is {self.support}; it must be 0 (the whole draft vocabulary) or positive")
+            raise ValueError(
+                f"support is {self.support}; it must be 0 (the whole draft vocabulary) or positive"
+            )
         if not 0 <= self.temperature < float("inf"):
             raise ValueError(f"temperature is {self.temperature}; it must be finite and at least 0")
         if self.normaliser not in NORMALISERS:
-            raise ValueError(f"normaliser is {self.normaliser!r}; choose one of {', '.join(NORMALISERS)}")
+            raise ValueError(
+                f"normaliser is {self.normaliser!r}; choose one of {', '.join(NORMALISERS)}"
+            )
 
     @property
     def random(self) -> bool:
@@ -86,7 +94,9 @@ class Pools:
     tail_weights: Tensor
 
 
-def build_pools(logits: Tensor, options: PoolOptions, draws: Draws, target_ids: Tensor | None = None) -> Pools:
+def build_pools(
+    logits: Tensor, options: PoolOptions, draws: Draws, target_ids: Tensor | None = None
+) -> Pools:
     """Make the pool of each of P parents from their draft logits.
 
     Args:
@@ -110,29 +120,51 @@ def build_pools(logits: Tensor, options: PoolOptions, draws: Draws, target_ids: 
     else:
         n_lead = min(options.m, n_support)
 
-    top, ids = logits.topk(n_support)  # [P, S], the only sort; its order is stored and used by verification
+    top, ids = logits.topk(
+        n_support
+    )  # [P, S], the only sort; its order is stored and used by verification
     tail, kinds = ids[:, n_lead:], slot_kinds(width, n_lead)
     # A draft that emits NaN or infinities is only a bad draft: it costs acceptance, never correctness. A softmax over all of it is lost as a whole.
     log_q = None
     if top_k_only or options.normaliser == "full":
-        log_q = torch.nan_to_num(logits.log_softmax(-1, dtype=precision).gather(1, ids), nan=-torch.inf, neginf=-torch.inf)
+        log_q = torch.nan_to_num(
+            logits.log_softmax(-1, dtype=precision).gather(1, ids),
+            nan=-torch.inf,
+            neginf=-torch.inf,
+        )
     if top_k_only:
         return Pools(in_target_vocabulary(ids, target_ids), log_q, kinds, tail, log_q[:, n_lead:])
-    top = torch.nan_to_num(top.to(precision), nan=torch.finfo(precision).max)  # NaN stands first: the order still falls
+    top = torch.nan_to_num(
+        top.to(precision), nan=torch.finfo(precision).max
+    )  # NaN stands first: the order still falls
     if n_lead == n_support:  # nothing to sample
         log_q = top.log_softmax(-1) if log_q is None else log_q
         return Pools(in_target_vocabulary(ids, target_ids), log_q, kinds, tail, top[:, n_lead:])
 
     q = top.softmax(-1) if log_q is None else log_q.exp()
     # At temperature 1 q itself weighs the tail, which saves a softmax (acceptance scores want one); at others a softmax of its own keeps digits.
-    weights = q[:, n_lead:] if options.temperature == 1 and not auto else tempered(top[:, n_lead:], options.temperature)
+    weights = (
+        q[:, n_lead:]
+        if options.temperature == 1 and not auto
+        else tempered(top[:, n_lead:], options.temperature)
+    )
     ranks = slot_ranks(width, n_lead, n_support, logits.device)
     # [P, W] rank in the support of each slot's token; all of a greedy tail is on its first token
-    ranks = ranks.index_select(0, draws.token(weights)) if options.random else ranks[:1].expand(parents, -1)
+    ranks = (
+        ranks.index_select(0, draws.token(weights))
+        if options.random
+        else ranks[:1].expand(parents, -1)
+    )
     own, proxy = acceptance_scores(q, weights) if auto else (q, sampled_proxy(q, n_lead))
     scores = own.gather(1, ranks)  # (a tail without mass gives its slots scores of 0)
     scores[:, n_lead : n_lead + 1] = proxy
-    return Pools(in_target_vocabulary(ids.gather(1, ranks), target_ids), torch.log(scores), kinds, tail, weights)
+    return Pools(
+        in_target_vocabulary(ids.gather(1, ranks), target_ids),
+        torch.log(scores),
+        kinds,
+        tail,
+        weights,
+    )
 
 
 def in_target_vocabulary(ids: Tensor, target_ids: Tensor | None) -> Tensor:
@@ -143,11 +175,13 @@ def in_target_vocabulary(ids: Tensor, target_ids: Tensor | None) -> Tensor:
 def tempered(logits: Tensor, temperature: float) -> Tensor:
     """Law of falling logits ``[P, n]`` at a temperature; all on the first one where that is greedy."""
     if temperature < GREEDY_BELOW:
-        law = torch.zeros_like(logits)
-        law[:, 0] = 1
-        return law
+        probs = torch.zeros_like(logits)
+        probs[:, 0] = 1
+        return probs
     if temperature != 1:
-        logits = (logits - logits[:, :1]) / temperature  # the difference first: a large quotient has no digits left for it
+        logits = (
+            logits - logits[:, :1]
+        ) / temperature  # the difference first: a large quotient has no digits left for it
     return logits.softmax(-1)
 
 
@@ -165,47 +199,3 @@ def slot_ranks(width: int, n_lead: int, n_support: int, device: torch.device) ->
     drawn = torch.arange(n_lead, n_support)[:, None]
     lead, fill = torch.arange(n_lead), torch.arange(n_lead, width - 1)
     return torch.cat((lead.expand(len(drawn), -1), drawn, fill + (fill >= drawn)), 1).to(device)
-
-
-def sampled_proxy(q: Tensor, n_lead: int) -> Tensor:
-    """The sampled slot's score: ``max(min(q(x_m), z), q(x_{m+1}))``, and ``q(x_1)`` for m = 0 (section 3.2).
-
-    z is the mass of the tail, summed and not 1 minus the head, which rounds to 0 for a near-certain lead. The clamp keeps the
-    score at or above that of every fill slot after rounding too. Nothing here may depend on the token drawn.
-
-    Args:
-        q: ``[P, S]`` probabilities of the support, falling.
-        n_lead: m, smaller than S.
-
-    Returns:
-        ``[P, 1]``.
-    """
-    tail = q[:, n_lead:]
-    if n_lead == 0:
-        return tail[:, :1]
-    z = tail.sum(-1, keepdim=True)
-    return z.clamp(tail[:, :1], q[:, n_lead - 1 : n_lead])
-
-
-def acceptance_scores(q: Tensor, q_tail: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores that estimate how often each slot is accepted (with m AUTO; docs/RHEOSTAT.md).
-
-    Verification gives token x to the sampled slot with probability min(p(x), q_tail(x)), and what p(x) has beyond it to x's own slot,
-    where it has one. What draft and target have in common so is estimated from q: if the target's law were q, it would be min(q, q_tail),
-    and if the target were certain of one token that follows q, q times q_tail. AGREEMENT says how far towards the first.
-
-    Nothing here depends on the token drawn, and the sampled slot's score is at least that of every token of the tail.
-
-    Args:
-        q: ``[P, S]`` probabilities of the support, falling.
-        q_tail: ``[P, S - m]``.
-
-    Returns:
-        Scores of the support's tokens in lead and fill slots ``[P, S]``, and of the sampled slot ``[P, 1]``.
-    """
-    n_lead = q.shape[1] - q_tail.shape[1]
-    lead, q = q[:, :n_lead], q[:, n_lead:]
-    certain = q * q_tail
-    common = certain + (torch.minimum(q, q_tail) - certain) * AGREEMENT
-    own = (q - common).clamp_min(0)
-    return torch.cat((lead, own), 1), torch.maximum(common.sum(-1, keepdim=True).clamp_max(1), own.amax(-1, keepdim=True))

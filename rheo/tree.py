@@ -32,7 +32,9 @@ class TreeOptions:
 
     def __post_init__(self):
         if self.total_token < 2:
-            raise ValueError(f"total_token is {self.total_token}; it must be at least 2 (the root and one drafted node)")
+            raise ValueError(
+                f"total_token is {self.total_token}; it must be at least 2 (the root and one drafted node)"
+            )
         if self.depth < 0:
             raise ValueError(f"depth is {self.depth}; it must be at least 0")
 
@@ -136,7 +138,11 @@ def build_tree(
 
 
 def grow(
-    root_logits: Tensor, expand: Expand, options: TreeOptions, draws: Draws, target_ids: Tensor | None = None
+    root_logits: Tensor,
+    expand: Expand,
+    options: TreeOptions,
+    draws: Draws,
+    target_ids: Tensor | None = None,
 ) -> Growth:
     """Level 1 is the root's pool; then, ``depth`` times, the K best nodes of the newest level get theirs.
 
@@ -146,13 +152,17 @@ def grow(
     pool = options.pool
     if pool.random:
         vocab = root_logits.shape[0]
-        draws = draws.ahead(1 + options.depth * pool.size, min(pool.support or vocab, vocab), root_logits.device)
+        draws = draws.ahead(
+            1 + options.depth * pool.size, min(pool.support or vocab, vocab), root_logits.device
+        )
     levels = [build_pools(root_logits[None], pool, draws, target_ids)]
     scores = [torch.zeros(1, device=root_logits.device), levels[0].log_proxy.flatten()]
     expanded = []
     for level in range(1, options.depth + 1):
         parents, (best, order) = levels[-1], best_first(scores[-1], pool.size)
-        logits = expand(parents.tokens.flatten().index_select(0, order), order // parents.tokens.shape[1], level)
+        logits = expand(
+            parents.tokens.flatten().index_select(0, order), order // parents.tokens.shape[1], level
+        )
         levels.append(build_pools(logits, pool, draws, target_ids))
         expanded.append(order)
         scores.append((best[:, None] + levels[-1].log_proxy).flatten())
@@ -166,15 +176,17 @@ def prune(root: Tensor, growth: Growth, total_token: int) -> Tree:
     """
     levels, expanded = growth.levels, growth.expanded
     shapes = tuple(tuple(pools.tokens.shape) for pools in levels)
-    places, offsets, rows = layout(shapes, levels[0].kinds, growth.scores.device)
-    nodes = best_first(growth.scores, total_token)[1].sort().values  # back to level order: parents first
-    row, level, kind = places[:, nodes]
+    positions, offsets, rows = layout(shapes, levels[0].kinds, growth.scores.device)
+    nodes = (
+        best_first(growth.scores, total_token)[1].sort().values
+    )  # back to level order: parents first
+    row, level, kind = positions[:, nodes]
     log_scores = growth.scores[nodes]
     valid = log_scores > -torch.inf
 
     weights = torch.cat([pools.tail_weights for pools in levels])
     owners = torch.cat([offsets[:1], *expanded]) + offsets
-    row_of = torch.zeros_like(places[0])
+    row_of = torch.zeros_like(positions[0])
     row_of[owners] = rows
     parents = torch.where(valid, torch.searchsorted(nodes, owners[row]), 0)
     return Tree(
@@ -186,14 +198,20 @@ def prune(root: Tensor, growth: Growth, total_token: int) -> Tree:
         log_scores=log_scores,
         mask=ancestor_mask(parents, valid, len(levels)),
         pool_rows=row_of[nodes],
-        tail=in_target_vocabulary(torch.cat([pools.draft_tail for pools in levels]), growth.target_ids),
-        q_tail=torch.nan_to_num(weights / weights.sum(-1, keepdim=True)),  # a tail without mass has no sampled child
+        tail=in_target_vocabulary(
+            torch.cat([pools.draft_tail for pools in levels]), growth.target_ids
+        ),
+        q_tail=torch.nan_to_num(
+            weights / weights.sum(-1, keepdim=True)
+        ),  # a tail without mass has no sampled child
         max_levels=len(levels),
     )
 
 
 @lru_cache(maxsize=None)  # a CUDA graph reads it where it is
-def layout(shapes: tuple[tuple[int, int], ...], kinds: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+def layout(
+    shapes: tuple[tuple[int, int], ...], kinds: tuple[int, ...], device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
     """Where the root and the candidates stand; it follows from the options, and so is made once.
 
     Args:
@@ -201,19 +219,31 @@ def layout(shapes: tuple[tuple[int, int], ...], kinds: tuple[int, ...], device: 
         kinds: of the slots of a pool.
 
     Returns:
-        places: int64 ``[3, 1 + C]`` row of its parent's pool, level and kind of the root and of each candidate, level by level, left to right.
+        positions: int64 ``[3, 1 + C]`` row of its parent's pool, level and kind of the root and of each candidate, level by level, left to right.
         offsets: int64 ``[R]`` of the owner of each pool row, where the candidates of its level begin among all; 0 for the root.
         rows: int64 ``[R]`` 0, 1, ..., R - 1.
     """
-    columns, offsets, row, start, end = [torch.tensor([[0], [0], [NO_KIND]])], [torch.zeros(1, dtype=torch.long)], 0, 0, 1
+    columns, offsets, row, start, end = (
+        [torch.tensor([[0], [0], [NO_KIND]])],
+        [torch.zeros(1, dtype=torch.long)],
+        0,
+        0,
+        1,
+    )
     for level, (parents, width) in enumerate(shapes, 1):
         if level > 1:
             offsets.append(torch.full((parents,), start))
         start, end = end, end + parents * width
         rows = torch.arange(row, row + parents).repeat_interleave(width)
-        columns.append(torch.stack((rows, torch.full_like(rows, level), torch.tensor(kinds).repeat(parents))))
+        columns.append(
+            torch.stack((rows, torch.full_like(rows, level), torch.tensor(kinds).repeat(parents)))
+        )
         row += parents
-    return torch.cat(columns, 1).to(device), torch.cat(offsets).to(device), torch.arange(row, device=device)
+    return (
+        torch.cat(columns, 1).to(device),
+        torch.cat(offsets).to(device),
+        torch.arange(row, device=device),
+    )
 
 
 def best_first(scores: Tensor, count: int | None = None) -> tuple[Tensor, Tensor]:

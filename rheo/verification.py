@@ -14,7 +14,7 @@ VERIFICATIONS = ("rheo", "rrsw")
 
 
 @dataclass(frozen=True)
-class Verdict:
+class VerifyResult:
     """What one verification decided; L = ``tree.max_levels``.
 
     Attributes:
@@ -34,14 +34,22 @@ class Verdict:
 def check_verification(verification: str, m: int | str | None) -> None:
     """Raise a ValueError for an unknown verification, or one that is not lossless with this m of the pools."""
     if verification not in VERIFICATIONS:
-        raise ValueError(f"verification is {verification!r}; choose one of {', '.join(VERIFICATIONS)}")
+        raise ValueError(
+            f"verification is {verification!r}; choose one of {', '.join(VERIFICATIONS)}"
+        )
     if m == AUTO and verification == "rrsw":
-        raise ValueError("m='auto' with verification 'rrsw' is not lossless: a lead token's place may hang on the token drawn; give m a number")
+        raise ValueError(
+            "m='auto' with verification 'rrsw' is not lossless: a lead token's place may hang on the token drawn; give m a number"
+        )
 
 
 def verify(
-    tree: Tree, law: Callable[[Tensor], Tensor], draws: Draws, verification: str = "rheo", at_once: bool = False
-) -> Verdict:
+    tree: Tree,
+    target_probs: Callable[[Tensor], Tensor],
+    draws: Draws,
+    verification: str = "rheo",
+    at_once: bool = False,
+) -> VerifyResult:
     """Emit tokens down one path of the tree, losslessly.
 
     At each node the sampled child Y is accepted with probability ``min(1, p(Y) / q_tail(Y))``; else one
@@ -53,7 +61,7 @@ def verify(
     first, then Y against q_tail under what is left of p, then the fill children.
 
     Args:
-        law: maps a node index (int64 ``[]``) to the target's law ``[V]`` there, after temperature and filters; with ``at_once`` all nodes
+        probs: maps a node index (int64 ``[]``) to the target's law ``[V]`` there, after temperature and filters; with ``at_once`` all nodes
             (``[N]``) to theirs (``[N, V]``).
         at_once: decide at all nodes in one pass and then follow the path, in a fixed number of operations for which a GPU never waits for
             the host; else node by node, the visited ones only. Draws at different nodes are independent, so the law is the same.
@@ -67,16 +75,20 @@ def verify(
         return next_token(tree, node, p, draws, verification, at_once), p.sum() > 0
 
     def emit(nodes: Tensor) -> tuple[Tensor, Tensor]:
-        return (torch.vmap(decide, randomness="different") if at_once else decide)(nodes, law(nodes))
+        return (torch.vmap(decide, randomness="different") if at_once else decide)(
+            nodes, target_probs(nodes)
+        )
 
     return walk(tree, emit, at_once)
 
 
-def verify_greedily(tree: Tree, logits: Callable[[Tensor], Tensor], at_once: bool = False) -> Verdict:
+def verify_greedily(
+    tree: Tree, logits: Callable[[Tensor], Tensor], at_once: bool = False
+) -> VerifyResult:
     """Temperature 0: the law is certain of the target's most likely token, which is emitted whatever was drafted.
 
     Args:
-        logits: maps a node index to the target's logits there, as ``law`` of ``verify`` does.
+        logits: maps a node index to the target's logits there, as ``probs`` of ``verify`` does.
         at_once: as in ``verify``.
     """
 
@@ -87,7 +99,9 @@ def verify_greedily(tree: Tree, logits: Callable[[Tensor], Tensor], at_once: boo
     return walk(tree, emit, at_once)
 
 
-def walk(tree: Tree, emit: Callable[[Tensor], tuple[Tensor, Tensor]], at_once: bool) -> Verdict:
+def walk(
+    tree: Tree, emit: Callable[[Tensor], tuple[Tensor, Tensor]], at_once: bool
+) -> VerifyResult:
     """Follow the tokens that are emitted from the root down, as far as they were drafted.
 
     Args:
@@ -98,7 +112,11 @@ def walk(tree: Tree, emit: Callable[[Tensor], tuple[Tensor, Tensor]], at_once: b
         """What ``emit`` says, and the nodes that follow: themselves where the walk ends."""
         tokens, finite = emit(nodes)
         hit = tree.children(nodes[..., None]) & (tree.tokens == tokens[..., None])
-        return tokens, finite, torch.maximum((tree.indices * hit).amax(-1), nodes)  # children stand behind their parent
+        return (
+            tokens,
+            finite,
+            torch.maximum((tree.indices * hit).amax(-1), nodes),
+        )  # children stand behind their parent
 
     root = tree.indices[0]
     if at_once:
@@ -107,7 +125,7 @@ def walk(tree: Tree, emit: Callable[[Tensor], tuple[Tensor, Tensor]], at_once: b
         for _ in range(tree.max_levels):
             path.append(pick(following, path[-1]))
         path = torch.stack(path)
-        return Verdict(path, tokens[path], 1 + (path.diff() != 0).sum(), finite[path].all())
+        return VerifyResult(path, tokens[path], 1 + (path.diff() != 0).sum(), finite[path].all())
 
     node, path, tokens, finite = root, [], [], torch.ones_like(root, dtype=torch.bool)
     for _ in range(tree.max_levels + 1):
@@ -119,10 +137,17 @@ def walk(tree: Tree, emit: Callable[[Tensor], tuple[Tensor, Tensor]], at_once: b
             break
         node = following
     missing = tree.max_levels + 1 - len(path)
-    return Verdict(torch.stack(path + path[-1:] * missing), torch.stack(tokens + tokens[-1:] * missing), root + len(path), finite)
+    return VerifyResult(
+        torch.stack(path + path[-1:] * missing),
+        torch.stack(tokens + tokens[-1:] * missing),
+        root + len(path),
+        finite,
+    )
 
 
-def next_token(tree: Tree, node: Tensor, p: Tensor, draws: Draws, verification: str, at_once: bool) -> Tensor:
+def next_token(
+    tree: Tree, node: Tensor, p: Tensor, draws: Draws, verification: str, at_once: bool
+) -> Tensor:
     """The token emitted at ``node`` (int64 ``[]``); over all draws its law is p.
 
     Args:
@@ -148,9 +173,15 @@ def next_token(tree: Tree, node: Tensor, p: Tensor, draws: Draws, verification: 
 
 def sampled_child(tree: Tree, node: Tensor, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """The sampled child's token ``[]``, and the ids ``[S - m]`` and law ``[S - m]`` that it was drawn from; a law of zeros where no such child survived."""
-    child = (tree.indices * ((tree.parents == node) & tree.sampled)).amax()  # the root, 0, is nobody's
+    child = (
+        tree.indices * ((tree.parents == node) & tree.sampled)
+    ).amax()  # the root, 0, is nobody's
     row = pick(tree.pool_rows, node)
-    return pick(tree.tokens, child), pick(tree.tail, row), pick(tree.q_tail, row).to(p.dtype) * (child > 0)
+    return (
+        pick(tree.tokens, child),
+        pick(tree.tail, row),
+        pick(tree.q_tail, row).to(p.dtype) * (child > 0),
+    )
 
 
 def acceptance_ratio(p: Tensor, tail: Tensor, q_tail: Tensor, sampled: Tensor) -> Tensor:

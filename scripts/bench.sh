@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Time the phases of a cycle, and how their cost grows. Arguments go to evaluation.bench, and those that name the pair to evaluation.growth too, for example:
+# Time the phases of a cycle, and how their cost grows. Arguments go to evaluation.bench, and those that name the pair to evaluation.speed.growth too, for example:
 #   bench.sh --base-model-path smollm2-demo --dtype bf16 --total-token 8 --depth 1 --top-k 4
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -12,4 +12,4 @@ for word in "$@"; do
 done
 set -x
 .venv/bin/python -m evaluation.bench --output results/bench/pair "$@"
-.venv/bin/python -m evaluation.growth --output results/growth/pair "${pair[@]}"
+.venv/bin/python -m evaluation.speed.growth --output results/growth/pair "${pair[@]}"

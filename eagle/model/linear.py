@@ -18,9 +18,15 @@ class ResidualLinear(nn.Linear):
     def forward(self, x: Tensor, residual: Tensor) -> Tensor:
         """``[..., n, out]`` of x ``[..., n, in]`` and the stream ``[..., n, out]``."""
         # In training autocast would round the stream itself, and cast the transposed weight anew at every call.
-        if torch.is_grad_enabled() or self.bias is not None or type(self.weight) is not nn.Parameter:
+        if (
+            torch.is_grad_enabled()
+            or self.bias is not None
+            or type(self.weight) is not nn.Parameter
+        ):
             return residual + super().forward(x)
-        return torch.addmm(residual.flatten(0, -2), x.flatten(0, -2), self.weight.t()).view_as(residual)
+        return torch.addmm(residual.flatten(0, -2), x.flatten(0, -2), self.weight.t()).view_as(
+            residual
+        )
 
 
 class PackedLinear(nn.Module):
@@ -32,8 +38,16 @@ class PackedLinear(nn.Module):
 
     def __init__(self, linear: nn.Linear):
         super().__init__()
-        self.in_features, self.out_features, self.bias = linear.in_features, linear.out_features, linear.bias
-        self.register_buffer("packed", torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), ROWS), persistent=False)
+        self.in_features, self.out_features, self.bias = (
+            linear.in_features,
+            linear.out_features,
+            linear.bias,
+        )
+        self.register_buffer(
+            "packed",
+            torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), ROWS),
+            persistent=False,
+        )
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         if residual is not None:
@@ -45,18 +59,26 @@ class PackedLinear(nn.Module):
         destination[prefix + "weight"] = self.packed.to_dense()
 
     def _apply(self, fn, recurse=True):
-        raise RuntimeError("the weights are packed for this CPU and can be neither moved nor cast; load the model with pack_weights=False")
+        raise RuntimeError(
+            "the weights are packed for this CPU and can be neither moved nor cast; load the model with pack_weights=False"
+        )
 
 
 def packable(module: nn.Module) -> bool:
     """Whether a module is a linear layer that runs faster packed: on an x86 CPU, not offloaded, in float32, or in bfloat16 where the CPU multiplies in it."""
-    if type(module) not in (nn.Linear, ResidualLinear) or type(module.weight) is not nn.Parameter:  # a quantised weight is a tensor of another class
+    if (
+        type(module) not in (nn.Linear, ResidualLinear) or type(module.weight) is not nn.Parameter
+    ):  # a quantised weight is a tensor of another class
         return False
     if hasattr(module, "_hf_hook") or module.weight.device.type != "cpu":
         return False
     if not torch.backends.mkldnn.is_available() or platform.machine() not in ("x86_64", "AMD64"):
         return False
-    return module.weight.dtype == torch.float32 or module.weight.dtype == torch.bfloat16 and cpu_multiplies_in_bf16()
+    return (
+        module.weight.dtype == torch.float32
+        or module.weight.dtype == torch.bfloat16
+        and cpu_multiplies_in_bf16()
+    )
 
 
 def cpu_multiplies_in_bf16() -> bool:

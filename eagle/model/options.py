@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from eagle.model.law import SamplingOptions
+from eagle.model.sampling import WarperOptions
 from rheo import PoolOptions, TreeOptions, check_verification
 
 SAMPLINGS = ("topk", "rheo", "none")
@@ -13,7 +13,7 @@ class DecodingOptions:
     """Everything that decides the output of one request, except the models and the prompt.
 
     Attributes:
-        law: temperature and filters of the target.
+        probs: temperature and filters of the target.
         sampling: "topk" or "rheo" draft trees, "none" for plain decoding.
         m, support, verification, normaliser: of the rheo pool (``rheo.PoolOptions``); None takes 1, 128, "rheo",
             "support". They belong to "rheo" alone.
@@ -27,7 +27,7 @@ class DecodingOptions:
         ValueError: quoting the value and the valid choices.
     """
 
-    law: SamplingOptions = field(default_factory=SamplingOptions)
+    warpers: WarperOptions = field(default_factory=WarperOptions)
     sampling: str = "topk"
     m: int | str | None = None
     support: int | None = None
@@ -47,7 +47,9 @@ class DecodingOptions:
         if self.sampling != "rheo":
             for name in ("m", "support", "verification", "normaliser"):
                 if getattr(self, name) is not None:
-                    raise ValueError(f"{name}={getattr(self, name)!r} belongs to sampling 'rheo', not to {self.sampling!r}")
+                    raise ValueError(
+                        f"{name}={getattr(self, name)!r} belongs to sampling 'rheo', not to {self.sampling!r}"
+                    )
         check_verification(self.verification or "rheo", self.m)
         if self.max_new_tokens < 0:
             raise ValueError(f"max_new_tokens is {self.max_new_tokens}; it must be at least 0")
@@ -61,7 +63,7 @@ class DecodingOptions:
                 size=self.top_k,
                 m=1 if self.m is None else self.m,
                 support=128 if self.support is None else self.support,
-                temperature=self.law.temperature,
+                temperature=self.warpers.temperature,
                 normaliser=self.normaliser or "support",
             )
         else:

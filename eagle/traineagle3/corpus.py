@@ -1,8 +1,8 @@
 """Training conversations: JSON Lines, gzipped where the name ends in ``.gz``, one exchange a line.
 
-    p   prompt ids, the chat template's answer header included
-    r   answer ids, the end-of-turn token included where the target wrote one
-    T   temperature at which the target wrote the answer
+p   prompt ids, the chat template's answer header included
+r   answer ids, the end-of-turn token included where the target wrote one
+T   temperature at which the target wrote the answer
 """
 
 import gzip
@@ -28,7 +28,10 @@ class Conversation:
 
     def to_json(self) -> str:
         """One line of a corpus file, without its end."""
-        return json.dumps({"p": list(self.prompt), "r": list(self.answer), "T": self.temperature}, separators=(",", ":"))
+        return json.dumps(
+            {"p": list(self.prompt), "r": list(self.answer), "T": self.temperature},
+            separators=(",", ":"),
+        )
 
 
 def digest(ids: Iterable[Sequence[int]]) -> str:
@@ -48,12 +51,21 @@ def read_corpus(paths: Sequence[str | Path], vocab_size: int) -> list[Conversati
     """
     conversations = []
     for path in map(Path, paths):
-        opened = gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
+        opened = (
+            gzip.open(path, "rt", encoding="utf-8")
+            if path.suffix == ".gz"
+            else path.open(encoding="utf-8")
+        )
         try:
             with opened as file:
-                conversations += [_parse(line, f"{path}, line {number}", vocab_size) for number, line in enumerate(file, 1)]
+                conversations += [
+                    _parse(line, f"{path}, line {number}", vocab_size)
+                    for number, line in enumerate(file, 1)
+                ]
         except EOFError as error:
-            raise ValueError(f"{path} is cut off: it is still being written, or its end is lost") from error
+            raise ValueError(
+                f"{path} is cut off: it is still being written, or its end is lost"
+            ) from error
     if not conversations:
         raise ValueError(f"no conversations in {', '.join(map(str, paths))}")
     return conversations
@@ -70,5 +82,7 @@ def _parse(line: str, where: str, vocab_size: int) -> Conversation:
         raise ValueError(f"{where}: an empty prompt or answer")
     lowest, highest = min(conversation.ids), max(conversation.ids)
     if lowest < 0 or highest >= vocab_size:
-        raise ValueError(f"{where}: ids {lowest}..{highest} outside the vocabulary 0..{vocab_size - 1}")
+        raise ValueError(
+            f"{where}: ids {lowest}..{highest} outside the vocabulary 0..{vocab_size - 1}"
+        )
     return conversation

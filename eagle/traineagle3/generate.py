@@ -18,13 +18,19 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 from tqdm import tqdm
-from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, PreTrainedTokenizerBase, StaticCache
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    PreTrainedTokenizerBase,
+    StaticCache,
+)
 
 from eagle.files import differences, replace_text
-from eagle.model.chat import chat_ids, chat_text
-from eagle.model.decoding import NonFiniteLogits
+from eagle.model.cycle import NonFiniteLogits
 from eagle.model.ea_model import EaModel
-from eagle.model.target import DTYPE_HELP
+from eagle.model.loading import DTYPE_HELP
+from eagle.model.tokens import chat_ids, chat_text
 from eagle.program import one_line_errors
 from eagle.traineagle3.corpus import Conversation
 
@@ -83,7 +89,9 @@ class Recipe:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
         for temperature in (*self.temperatures, self.question_temperature):
             if not 0 < temperature < float("inf"):
-                raise ValueError(f"temperature is {temperature}; conversations are sampled, so it must be finite and above 0")
+                raise ValueError(
+                    f"temperature is {temperature}; conversations are sampled, so it must be finite and above 0"
+                )
 
 
 class Conversations:
@@ -95,7 +103,9 @@ class Conversations:
 
     def __init__(self, model: EaModel, recipe: Recipe, prompts: list[str] | None):
         if model.tokenizer is None or not model.tokenizer.chat_template:
-            raise ValueError(f"{recipe.base_model_path} has no chat template; conversations need one")
+            raise ValueError(
+                f"{recipe.base_model_path} has no chat template; conversations need one"
+            )
         self.model, self.recipe, self.prompts = model, recipe, prompts
         # transformers fills what a call leaves open from the model's own generation config: a repetition penalty, filters.
         # The answers are to have the target's law, as decoding has it.
@@ -110,7 +120,9 @@ class Conversations:
         size = self.recipe.batch_size
         number, empty = start, 0
         while self.prompts is None or number * size < len(self.prompts):
-            given = None if self.prompts is None else self.prompts[number * size : (number + 1) * size]
+            given = (
+                None if self.prompts is None else self.prompts[number * size : (number + 1) * size]
+            )
             batch = self.batch(number, given)
             empty = 0 if batch else empty + 1
             if empty == GIVE_UP:
@@ -125,30 +137,54 @@ class Conversations:
         """The conversations of one batch; those without a usable user turn or answer are left out."""
         recipe, tokenizer = self.recipe, self.model.tokenizer
         digest = hashlib.sha256(json.dumps([recipe.seed, number]).encode()).digest()
-        torch.manual_seed(int.from_bytes(digest[:8], "big") >> 1)  # transformers draws from the global generator
+        torch.manual_seed(
+            int.from_bytes(digest[:8], "big") >> 1
+        )  # transformers draws from the global generator
         if users is None:
-            headers = [user_header(tokenizer, system) for system in choose(recipe.systems, recipe.batch_size)]
-            ends = self.model.stop_ids | {end for _, after in headers for end in first_special(tokenizer, after)}
+            headers = [
+                user_header(tokenizer, system)
+                for system in choose(recipe.systems, recipe.batch_size)
+            ]
+            ends = self.model.stop_ids | {
+                end for _, after in headers for end in first_special(tokenizer, after)
+            }
             prompts = [chat_ids(tokenizer, header) for header, _ in headers]
             written = self.sample(prompts, recipe.question_temperature, recipe.max_question, ends)
             # A turn that ran into the cap is not a whole question.
-            users = [clean(tokenizer, ids, after) if done else "" for (ids, done), (_, after) in zip(written, headers)]
-        texts = [chat(tokenizer, system, user) for system, user in zip(choose(recipe.answer_systems, len(users)), users) if user]
+            users = [
+                clean(tokenizer, ids, after) if done else ""
+                for (ids, done), (_, after) in zip(written, headers)
+            ]
+        texts = [
+            chat(tokenizer, system, user)
+            for system, user in zip(choose(recipe.answer_systems, len(users)), users)
+            if user
+        ]
         if not texts:
             return []
         prompts = [chat_ids(tokenizer, text) for text in texts]
         temperature = recipe.temperatures[number % len(recipe.temperatures)]
         answers = self.sample(prompts, temperature, recipe.max_answer, self.model.stop_ids)
-        return [Conversation(prompt, answer, temperature) for prompt, (answer, _) in zip(prompts, answers) if answer]
+        return [
+            Conversation(prompt, answer, temperature)
+            for prompt, (answer, _) in zip(prompts, answers)
+            if answer
+        ]
 
     @torch.inference_mode()
-    def sample(self, prompts: list[list[int]], temperature: float, cap: int, ends: frozenset[int]) -> list[tuple[list[int], bool]]:
+    def sample(
+        self, prompts: list[list[int]], temperature: float, cap: int, ends: frozenset[int]
+    ) -> list[tuple[list[int], bool]]:
         """Continuations of a batch, each up to its first token of ``ends`` (included), and whether it came to one."""
         stops = sorted(ends)
         length = max(map(len, prompts))
         filler = stops[0] if stops else 0
-        ids = torch.tensor([[filler] * (length - len(p)) + p for p in prompts], device=self.model.target.device)
-        mask = torch.tensor([[0] * (length - len(p)) + [1] * len(p) for p in prompts], device=ids.device)
+        ids = torch.tensor(
+            [[filler] * (length - len(p)) + p for p in prompts], device=self.model.target.device
+        )
+        mask = torch.tensor(
+            [[0] * (length - len(p)) + [1] * len(p) for p in prompts], device=ids.device
+        )
         draw = LogitsProcessorList([Draw(temperature)])
         # A cache of fixed size: one that grows is copied whole at every token.
         cache = StaticCache(config=self.model.target.config, max_cache_len=length + cap)
@@ -156,10 +192,17 @@ class Conversations:
         rows = list(range(len(prompts)))  # those that go on
         for written in range(0, cap, STRETCH):
             config = GenerationConfig(
-                max_new_tokens=min(STRETCH, cap - written), eos_token_id=stops or None, pad_token_id=filler, disable_compile=True
+                max_new_tokens=min(STRETCH, cap - written),
+                eos_token_id=stops or None,
+                pad_token_id=filler,
+                disable_compile=True,
             )
             ids = self.model.base_model.generate(
-                ids, attention_mask=mask, generation_config=config, logits_processor=draw, **{self.model.target.cache_keyword: cache}
+                ids,
+                attention_mask=mask,
+                generation_config=config,
+                logits_processor=draw,
+                **{self.model.target.cache_keyword: cache},
             )
             for row, new in zip(rows, ids[:, length:].tolist()):
                 texts[row] = cut(new, ends)
@@ -232,14 +275,20 @@ def cut(ids: list[int], stops: frozenset[int]) -> tuple[list[int], bool]:
 
 def chat(tokenizer: PreTrainedTokenizerBase, system: str, user: str) -> str:
     """The template's text of one user turn, with or without a system prompt."""
-    return chat_text(tokenizer, [{"role": "system", "content": system}] * bool(system) + [{"role": "user", "content": user}])
+    return chat_text(
+        tokenizer,
+        [{"role": "system", "content": system}] * bool(system)
+        + [{"role": "user", "content": user}],
+    )
 
 
 def user_header(tokenizer: PreTrainedTokenizerBase, system: str) -> tuple[str, str]:
     """The template's text before and after a user turn."""
     before, mark, after = chat(tokenizer, system, USER_MARK).partition(USER_MARK)
     if not mark:
-        raise ValueError("the chat template does not repeat the user's turn as it is; give prompts with --prompts")
+        raise ValueError(
+            "the chat template does not repeat the user's turn as it is; give prompts with --prompts"
+        )
     return before, after
 
 
@@ -267,7 +316,9 @@ def read_prompts(path: Path) -> list[str]:
             record = json.loads(line)
             prompts.append(record["turns"][0] if "turns" in record else record["prompt"])
         except (json.JSONDecodeError, KeyError, IndexError, TypeError) as error:
-            raise ValueError(f"{path}, line {number}: neither turns nor a prompt ({error!r})") from error
+            raise ValueError(
+                f"{path}, line {number}: neither turns nor a prompt ({error!r})"
+            ) from error
     if not prompts:
         raise ValueError(f"{path} holds no prompts")
     return prompts
@@ -282,14 +333,20 @@ def open_output(path: Path, recipe: Recipe) -> tuple[int, int]:
     settings, size = settings_file(path), path.stat().st_size if path.exists() else 0
     if not settings.exists():
         if size:
-            raise ValueError(f"{path} exists and {settings.name} does not: it was not made by this program; choose another --output")
+            raise ValueError(
+                f"{path} exists and {settings.name} does not: it was not made by this program; choose another --output"
+            )
         return 0, 0
     state = json.loads(settings.read_text())
     changed = differences(state["recipe"], json.loads(json.dumps(asdict(recipe))))
     if changed:
-        raise ValueError(f"{path} was made with other settings ({', '.join(changed)}); choose another --output")
+        raise ValueError(
+            f"{path} was made with other settings ({', '.join(changed)}); choose another --output"
+        )
     if size < state["bytes"]:
-        raise ValueError(f"{path} has {size} bytes and should have {state['bytes']}; restore it, or delete {settings.name} to begin anew")
+        raise ValueError(
+            f"{path} has {size} bytes and should have {state['bytes']}; restore it, or delete {settings.name} to begin anew"
+        )
     with path.open("ab") as file:  # what was written of a batch that did not get finished
         file.truncate(state["bytes"])
     return state["conversations"], state["batches"]
@@ -328,16 +385,29 @@ def run(args: argparse.Namespace) -> None:
     prompts = read_prompts(args.prompts) if args.prompts else None
     wanted = len(prompts) if args.conversations is None else args.conversations
     count, number = open_output(args.output, recipe)
-    print(f"{args.output} holds {count} conversations; {wanted} are wanted, {recipe.batch_size} a batch", flush=True)
+    print(
+        f"{args.output} holds {count} conversations; {wanted} are wanted, {recipe.batch_size} a batch",
+        flush=True,
+    )
     if count >= wanted:
         return
-    maker = Conversations(EaModel.from_pretrained(args.base_model_path, dtype=args.dtype), recipe, prompts)
+    maker = Conversations(
+        EaModel.from_pretrained(args.base_model_path, dtype=args.dtype), recipe, prompts
+    )
     tokens = 0
     with tqdm(total=wanted, initial=count, unit="conversation") as bar:
         for number, batch in enumerate(maker.batches(number), number + 1):
             size = append(args.output, batch)
             count += len(batch)
-            write_settings(args.output, {"recipe": asdict(recipe), "batches": number, "bytes": size, "conversations": count})
+            write_settings(
+                args.output,
+                {
+                    "recipe": asdict(recipe),
+                    "batches": number,
+                    "bytes": size,
+                    "conversations": count,
+                },
+            )
             tokens += sum(len(conversation.answer) for conversation in batch)
             bar.update(len(batch))
             bar.set_postfix(answer_tokens=tokens)
@@ -352,17 +422,60 @@ def build_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )  # fmt: skip
     add = parser.add_argument
-    add("--base-model-path", required=True, help="target: Hub id, folder, .gguf file, or smollm2-demo")
-    add("--output", type=Path, required=True, help="JSON Lines file, gzipped where the name ends in .gz")
-    add("--conversations", type=int, help="stop when the file holds at least so many (whole batches); default: all --prompts")
-    add("--prompts", type=Path, help="take user turns from a file (text, or .jsonl with turns or prompt) instead of making them up")
+    add(
+        "--base-model-path",
+        required=True,
+        help="target: Hub id, folder, .gguf file, or smollm2-demo",
+    )
+    add(
+        "--output",
+        type=Path,
+        required=True,
+        help="JSON Lines file, gzipped where the name ends in .gz",
+    )
+    add(
+        "--conversations",
+        type=int,
+        help="stop when the file holds at least so many (whole batches); default: all --prompts",
+    )
+    add(
+        "--prompts",
+        type=Path,
+        help="take user turns from a file (text, or .jsonl with turns or prompt) instead of making them up",
+    )
     add("--batch-size", type=int, default=64)
-    add("--temperatures", type=float, nargs="+", default=[1.0, 1.0, 0.7, 0.3], help="of the answers, batch by batch in turn")
-    add("--question-temperature", type=float, default=1.0, help="of the user turns that the target makes up")
-    add("--max-question", type=int, default=128, help="cap on the tokens of a user turn; one that reaches it is dropped")
+    add(
+        "--temperatures",
+        type=float,
+        nargs="+",
+        default=[1.0, 1.0, 0.7, 0.3],
+        help="of the answers, batch by batch in turn",
+    )
+    add(
+        "--question-temperature",
+        type=float,
+        default=1.0,
+        help="of the user turns that the target makes up",
+    )
+    add(
+        "--max-question",
+        type=int,
+        default=128,
+        help="cap on the tokens of a user turn; one that reaches it is dropped",
+    )
     add("--max-answer", type=int, default=256, help="cap on the tokens of an answer")
-    add("--systems", nargs="+", default=list(SYSTEMS), help='system prompts for the making of user turns, drawn for each; "" is the template\'s own')
-    add("--answer-systems", nargs="+", default=[""], help="system prompts for the answers, drawn for each")
+    add(
+        "--systems",
+        nargs="+",
+        default=list(SYSTEMS),
+        help='system prompts for the making of user turns, drawn for each; "" is the template\'s own',
+    )
+    add(
+        "--answer-systems",
+        nargs="+",
+        default=[""],
+        help="system prompts for the answers, drawn for each",
+    )
     add("--seed", type=int, default=0)
     add("--dtype", default="auto", help=DTYPE_HELP)
     return parser

@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from eagle.model.acceptance import contexts
-from eagle.model.decoding import DecodingOptions
-from eagle.model.draft import DraftModel
-from eagle.model.law import SamplingOptions
+from eagle.model.draft.network import DraftModel
+from eagle.model.options import DecodingOptions
+from eagle.model.sampling import WarperOptions
 from eagle.model.target import TargetModel
+from eagle.model.tuning.contexts import contexts
 from eagle.traineagle3.corpus import Conversation, digest
 
 
@@ -26,35 +26,42 @@ class HeldOut:
     """Expected accepted + 1 of Top-K and Rheo m = 1 at evenly spread places of held-out answers, at temperature 1.
 
     Args:
-        places: contexts of each conversation.
+        positions: contexts of each conversation.
         max_length: tokens of a conversation; the rest is cut off.
         tree: ``total_token``, ``depth`` and ``top_k``.
     """
 
-    def __init__(self, target: TargetModel, conversations: list[Conversation], places: int, max_length: int, tree: dict[str, int]):
+    def __init__(
+        self,
+        target: TargetModel,
+        conversations: list[Conversation],
+        positions: int,
+        max_length: int,
+        tree: dict[str, int],
+    ):
         self.target, self.texts = target, []
-        law = SamplingOptions(temperature=1.0)
-        self.arms = {
-            "topk": DecodingOptions(law=law, sampling="topk", **tree),
-            "rheo": DecodingOptions(law=law, sampling="rheo", m=1, **tree),
+        warpers = WarperOptions(temperature=1.0)
+        self.methods = {
+            "topk": DecodingOptions(warpers=warpers, sampling="topk", **tree),
+            "rheo": DecodingOptions(warpers=warpers, sampling="rheo", m=1, **tree),
         }
         for conversation in conversations:
             ids = conversation.ids[:max_length]
             start, end = len(conversation.prompt), len(ids) - 1
-            step = max((end - start) // places, 1)
-            where = list(range(start, end, step))[:places]
+            step = max((end - start) // positions, 1)
+            where = list(range(start, end, step))[:positions]
             if where:
                 self.texts.append((torch.tensor(ids, dtype=torch.long), where))
 
     def sums(self, draft: DraftModel, process: int = 0, processes: int = 1) -> Tensor:
-        """float64 ``[arms + 1]`` of every ``processes``-th conversation: the sum of tau by arm, and the number of contexts."""
-        found = torch.zeros(len(self.arms) + 1, dtype=torch.float64)
+        """float64 ``[methods + 1]`` of every ``processes``-th conversation: the sum of tau by method, and the number of contexts."""
+        found = torch.zeros(len(self.methods) + 1, dtype=torch.float64)
         for text, where in self.texts[process::processes]:
             found[-1] += len(where)
-            for context in contexts(self.target, draft, text, where, list(self.arms.values())):
-                found[context.arm] += context.tau
+            for context in contexts(self.target, draft, text, where, list(self.methods.values())):
+                found[context.method] += context.tau
         return found
 
     def tau(self, sums: Tensor) -> dict[str, float]:
-        """Mean over all contexts, by arm, from the ``sums`` of all processes."""
-        return dict(zip(self.arms, (sums[:-1] / sums[-1]).tolist()))
+        """Mean over all contexts, by method, from the ``sums`` of all processes."""
+        return dict(zip(self.methods, (sums[:-1] / sums[-1]).tolist()))

@@ -10,8 +10,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from eagle.model.draft import DraftModel, head_config
-from eagle.model.target import TargetModel, default_taps
+from eagle.model.draft.checkpoint import head_config
+from eagle.model.draft.network import DraftModel
+from eagle.model.target import TargetModel, default_aux_layers
 
 PROJECTIONS = (
     *(f"self_attn.{name}_proj" for name in ("q", "k", "v", "o")),
@@ -29,7 +30,11 @@ def new_config(target: TargetModel, draft_vocab_size: int, **changes) -> dict:
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     if heads * head_dim != config.hidden_size:
-        heads = max(n for n in range(1, max(config.hidden_size // head_dim, 1) + 1) if config.hidden_size % n == 0)
+        heads = max(
+            n
+            for n in range(1, max(config.hidden_size // head_dim, 1) + 1)
+            if config.hidden_size % n == 0
+        )
     kv_heads = min(getattr(config, "num_key_value_heads", None) or heads, heads)
     kv_heads = max(n for n in range(1, kv_heads + 1) if heads % n == 0)
     shape = {
@@ -47,11 +52,20 @@ def new_config(target: TargetModel, draft_vocab_size: int, **changes) -> dict:
         "eos_token_id": config.eos_token_id,
         "pad_token_id": config.pad_token_id,
     }
-    fixed = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "num_hidden_layers": 1, "tie_word_embeddings": False}
-    return {k: v for k, v in (fixed | shape).items() if v is not None} | {k: v for k, v in changes.items() if v is not None}
+    fixed = {
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "tie_word_embeddings": False,
+    }
+    return {k: v for k, v in (fixed | shape).items() if v is not None} | {
+        k: v for k, v in changes.items() if v is not None
+    }
 
 
-def new_head(target: TargetModel, config: dict, draft_ids: Tensor, seed: int) -> tuple[DraftModel, list[str]]:
+def new_head(
+    target: TargetModel, config: dict, draft_ids: Tensor, seed: int
+) -> tuple[DraftModel, list[str]]:
     """A head in float32 that starts from the target: its last layer, final norm and output rows, and the last feature as it is.
 
     Args:
@@ -62,9 +76,11 @@ def new_head(target: TargetModel, config: dict, draft_ids: Tensor, seed: int) ->
     Returns:
         The head, and the names of the weights that had to start at random although the target might have had them.
     """
-    taps = config.get("eagle_aux_hidden_state_layer_ids") or default_taps(len(target.layers))
+    aux_layers = config.get("eagle_aux_hidden_state_layer_ids") or default_aux_layers(
+        len(target.layers)
+    )
     generator = torch.Generator().manual_seed(seed)
-    draft = DraftModel(head_config(config), target.hidden_size, taps)
+    draft = DraftModel(head_config(config), target.hidden_size, aux_layers)
     for parameter in draft.parameters():
         if parameter.dim() > 1:
             nn.init.normal_(parameter, std=0.02, generator=generator)
@@ -87,7 +103,9 @@ def new_head(target: TargetModel, config: dict, draft_ids: Tensor, seed: int) ->
         for name in PROJECTIONS:
             own = state[f"midlayer.{name}.weight"]
             if name.endswith(("q_proj", "k_proj", "v_proj")):
-                own = own[:, h:]  # the first h columns read the embedding, which the target's layer does not do
+                own = own[
+                    :, h:
+                ]  # the first h columns read the embedding, which the target's layer does not do
             start(f"midlayer.{name}", own, submodule(layer, name))
         draft.load_state_dict(state)
         norms = (
@@ -99,7 +117,9 @@ def new_head(target: TargetModel, config: dict, draft_ids: Tensor, seed: int) ->
             own = draft.get_submodule(name)
             start(name, own.weight, source)
             probe = torch.linspace(-1, 1, h)[None]
-            if name not in missed and not torch.allclose(own(probe), source(probe.to(source.weight)).float().cpu(), atol=0.05, rtol=0.05):
+            if name not in missed and not torch.allclose(
+                own(probe), source(probe.to(source.weight)).float().cpu(), atol=0.05, rtol=0.05
+            ):
                 own.weight.fill_(1)  # the target's norm means something else by its weight
                 missed.append(name)
         start("lm_head", draft.lm_head.weight, target.output_head, draft_ids)
@@ -119,7 +139,13 @@ def submodule(module: nn.Module, name: str) -> nn.Module | None:
         return None
 
 
-def save_head(draft: DraftModel, config: dict, folder: Path, dtype: torch.dtype, embedding: nn.Module | None = None) -> None:
+def save_head(
+    draft: DraftModel,
+    config: dict,
+    folder: Path,
+    dtype: torch.dtype,
+    embedding: nn.Module | None = None,
+) -> None:
     """Write a head in the official layout, replacing the folder as a whole.
 
     Args:
@@ -130,10 +156,15 @@ def save_head(draft: DraftModel, config: dict, folder: Path, dtype: torch.dtype,
     scratch = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
     scratch.chmod(0o755)  # mkdtemp makes it private
     try:
-        state = {k: (v.to(dtype) if v.is_floating_point() else v).cpu().contiguous() for k, v in draft.state_dict().items()}
+        state = {
+            k: (v.to(dtype) if v.is_floating_point() else v).cpu().contiguous()
+            for k, v in draft.state_dict().items()
+        }
         if embedding is not None:
             state["embed_tokens.weight"] = embedding.weight.detach().to(dtype).cpu().contiguous()
-            config = config | {"target_hidden_size": config["hidden_size"]}  # tells EAGLE to look for it here
+            config = config | {
+                "target_hidden_size": config["hidden_size"]
+            }  # tells EAGLE to look for it here
         save_file(state, scratch / "model.safetensors", metadata={"format": "pt"})
         config = config | {"torch_dtype": str(dtype).removeprefix("torch.")}
         (scratch / "config.json").write_text(json.dumps(config, indent=1) + "\n")

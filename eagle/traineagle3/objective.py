@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear, pad
 
-from eagle.model.draft import DraftModel, causal
+from eagle.model.draft.network import DraftModel, causal
 
 
 class DiagonalAttention:
@@ -37,7 +37,9 @@ class DiagonalAttention:
         rows, scale = q.shape[-2], 1 / math.sqrt(q.shape[-1])
         hidden = torch.ones(rows, rows, dtype=torch.bool, device=q.device).triu(1)
         scores = (q @ true_keys.mT).float().masked_fill(hidden, -torch.inf)
-        chain = torch.stack([(q * key).float().sum(-1) for key in chain_keys], -1)  # [B, heads, n, s]
+        chain = torch.stack(
+            [(q * key).float().sum(-1) for key in chain_keys], -1
+        )  # [B, heads, n, s]
         weights = (torch.cat((scores, chain), -1) * scale).softmax(-1).to(kv.dtype)
         own = sum(weights[..., rows + i, None] * value for i, value in enumerate(chain_values))
         return weights[..., :rows] @ true_values + own
@@ -49,7 +51,7 @@ class Batch:
 
     Attributes:
         ids: int64 ``[B, n]``.
-        features: ``[B, n, taps * h_target]`` of the target, entering its tapped layers.
+        features: ``[B, n, aux_layers * h_target]`` of the target, entering its tapped layers.
         hidden: ``[B, n, h_target]`` of the target, what its output head reads.
         first: int64 ``[B]`` index of the first answer token.
         lengths: int64 ``[B]`` tokens without padding.
@@ -89,7 +91,14 @@ class TrainingTimeTest(nn.Module):
         ValueError: for fewer than one step, or a decay outside 0..1.
     """
 
-    def __init__(self, draft: DraftModel, embedding: nn.Module, output_head: nn.Linear, steps: int, decay: float):
+    def __init__(
+        self,
+        draft: DraftModel,
+        embedding: nn.Module,
+        output_head: nn.Linear,
+        steps: int,
+        decay: float,
+    ):
         super().__init__()
         if steps < 1:
             raise ValueError(f"steps is {steps}; it must be at least 1")
@@ -100,7 +109,11 @@ class TrainingTimeTest(nn.Module):
         rows = slice(None) if ids is None else ids.to(output_head.weight.device)
         bias = None if output_head.bias is None else output_head.bias.detach()[rows]
         # In a tuple, so that they are neither trained nor saved with the head.
-        self.frozen = lambda tokens: embedding(tokens).detach(), output_head.weight.detach()[rows], bias
+        self.frozen = (
+            lambda tokens: embedding(tokens).detach(),
+            output_head.weight.detach()[rows],
+            bias,
+        )
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
         """Loss (scalar) and, per step ``[steps]``, its cross-entropy and its top-1 agreement with the target.
@@ -117,14 +130,20 @@ class TrainingTimeTest(nn.Module):
         losses, agreement = [], []
         for step, learn in enumerate(learns):
             tokens = pad(batch.ids[:, 1 + step :], (0, step))
-            hidden = self.draft(tokens, hidden, tuple(part[:, step : step + rows] for part in angles), attend, embedding)
+            hidden = self.draft(
+                tokens,
+                hidden,
+                tuple(part[:, step : step + rows] for part in angles),
+                attend,
+                embedding,
+            )
             # Without autocast: the law that is learnt has the precision that the target decodes in.
             with torch.no_grad(), torch.autocast(hidden.device.type, enabled=False):
                 after = pad(batch.hidden[:, 1 + step :], (0, 0, 0, step))[learn]
-                law = linear(after.to(weight.dtype), weight, bias).float().softmax(-1)
+                probs = linear(after.to(weight.dtype), weight, bias).float().softmax(-1)
             log_q = self.draft.logits(hidden[learn]).float().log_softmax(-1)
-            count = max(law.shape[0], 1)
-            losses.append(-(law * log_q).sum() / count)
-            agreement.append((law.argmax(-1) == log_q.argmax(-1)).float().sum() / count)
+            count = max(probs.shape[0], 1)
+            losses.append(-(probs * log_q).sum() / count)
+            agreement.append((probs.argmax(-1) == log_q.argmax(-1)).float().sum() / count)
         loss = sum(self.decay**step * value for step, value in enumerate(losses))
         return loss, torch.stack(losses).detach(), torch.stack(agreement)

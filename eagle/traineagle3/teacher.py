@@ -20,7 +20,7 @@ class Teacher:
 
     Args:
         corpus: the conversations, which batches name by their index.
-        taps: the target's feature layers.
+        aux_layers: the target's feature layers.
         max_length: tokens of a text; the rest is cut off.
         folder: where to keep the states; None asks the target again every time.
 
@@ -28,14 +28,21 @@ class Teacher:
         ValueError: where the target's output head is not all that stands between the decoder and the logits.
     """
 
-    def __init__(self, target: TargetModel, corpus: list[Conversation], taps: list[int], max_length: int, folder: Path | None = None):
+    def __init__(
+        self,
+        target: TargetModel,
+        corpus: list[Conversation],
+        aux_layers: list[int],
+        max_length: int,
+        folder: Path | None = None,
+    ):
         check_output_head(target)
-        self.target, self.taps = target, taps
+        self.target, self.aux_layers = target, aux_layers
         self.texts = [conversation.ids[:max_length] for conversation in corpus]
         self.first = [len(conversation.prompt) for conversation in corpus]
         self.store = None
         if folder is not None:
-            self.store = Store(folder, self.texts, target, taps)
+            self.store = Store(folder, self.texts, target, aux_layers)
 
     def batch(self, indices: list[int]) -> Batch:
         """The conversations ``indices`` as one padded batch."""
@@ -45,16 +52,16 @@ class Teacher:
         for row, text in enumerate(texts):
             ids[row, : len(text)] = torch.tensor(text)
         states = self.states(indices, ids, lengths)
-        width = len(self.taps) * self.target.hidden_size
+        width = len(self.aux_layers) * self.target.hidden_size
         first = torch.tensor([self.first[i] for i in indices])
         batch = Batch(ids, states[..., :width], states[..., width:], first, torch.tensor(lengths))
         return batch.to(self.target.device)
 
     def states(self, indices: list[int], ids: Tensor, lengths: list[int]) -> Tensor:
-        """Features and final hidden state ``[B, n, taps * h + h]``, from disk where they are there."""
+        """Features and final hidden state ``[B, n, aux_layers * h + h]``, from disk where they are there."""
         store = self.store
         if store is None or not all(store.has(i) for i in indices):
-            states = torch.cat(self.target.teach(ids, self.taps), -1)
+            states = torch.cat(self.target.teach(ids, self.aux_layers), -1)
             if store is None:
                 return states
             for row, i in enumerate(indices):
@@ -77,21 +84,37 @@ class Store:
         OSError: where the disk has no room for all of them.
     """
 
-    def __init__(self, folder: Path, texts: list[Sequence[int]], target: TargetModel, taps: list[int]):
+    def __init__(
+        self, folder: Path, texts: list[Sequence[int]], target: TargetModel, aux_layers: list[int]
+    ):
         lengths = torch.tensor([len(text) for text in texts])
-        width, dtype = (len(taps) + 1) * target.hidden_size, target.dtype
+        width, dtype = (len(aux_layers) + 1) * target.hidden_size, target.dtype
         self.width, self.ends = width, lengths.cumsum(0)
-        content = {"texts": digest(texts), "target": fingerprint(target), "width": width, "dtype": str(dtype), "taps": taps}
+        content = {
+            "texts": digest(texts),
+            "target": fingerprint(target),
+            "width": width,
+            "dtype": str(dtype),
+            "taps": aux_layers,
+        }
         folder.mkdir(parents=True, exist_ok=True)
         about = folder / "about.json"
         if about.exists() and json.loads(about.read_text()) != content:
-            raise ValueError(f"{folder} keeps the features of other texts or of another target; give another folder or delete it")
+            raise ValueError(
+                f"{folder} keeps the features of other texts or of another target; give another folder or delete it"
+            )
         total = int(self.ends[-1])
         needed = total * width * dtype.itemsize
         if not about.exists() and shutil.disk_usage(folder).free < needed:
-            raise OSError(f"{folder} has no room for the features of {total:,} tokens ({needed / 2**30:.1f} GiB)")
-        self.data = torch.from_file(str(folder / "states.bin"), shared=True, size=total * width, dtype=dtype).view(total, width)
-        self.present = torch.from_file(str(folder / "present.bin"), shared=True, size=len(texts), dtype=torch.bool)
+            raise OSError(
+                f"{folder} has no room for the features of {total:,} tokens ({needed / 2**30:.1f} GiB)"
+            )
+        self.data = torch.from_file(
+            str(folder / "states.bin"), shared=True, size=total * width, dtype=dtype
+        ).view(total, width)
+        self.present = torch.from_file(
+            str(folder / "present.bin"), shared=True, size=len(texts), dtype=torch.bool
+        )
         replace_text(about, json.dumps(content))
 
     def has(self, i: int) -> bool:
@@ -125,4 +148,6 @@ def check_output_head(target: TargetModel) -> None:
     _, hidden = target.teach(ids, [0])
     logits = target.model(input_ids=ids, use_cache=False).logits.to(target.device)
     if not torch.allclose(target.output_head(hidden).float(), logits.float(), rtol=1e-2, atol=1e-2):
-        raise ValueError(f"unsupported for training: {type(target.model).__name__} changes its logits after its output head")
+        raise ValueError(
+            f"unsupported for training: {type(target.model).__name__} changes its logits after its output head"
+        )

@@ -16,8 +16,13 @@ def choose_draft_ids(corpus: list[Conversation], size: int, vocab_size: int) -> 
         ValueError: for a size outside 1..vocab_size.
     """
     if not 1 <= size <= vocab_size:
-        raise ValueError(f"draft_vocab_size is {size}; it must lie in 1..{vocab_size}, the target's vocabulary")
-    counts = torch.bincount(torch.cat([torch.tensor(conversation.answer) for conversation in corpus]), minlength=vocab_size)
+        raise ValueError(
+            f"draft_vocab_size is {size}; it must lie in 1..{vocab_size}, the target's vocabulary"
+        )
+    counts = torch.bincount(
+        torch.cat([torch.tensor(conversation.answer) for conversation in corpus]),
+        minlength=vocab_size,
+    )
     order = counts.sort(descending=True, stable=True).indices
     ids = order[:size].sort().values
     if size < vocab_size and torch.equal(ids, torch.arange(size)):

@@ -1,0 +1,1 @@
+"""Checks to point at your own pair and data."""

@@ -1,0 +1,1 @@
+"""Methods and heads compared on the same contexts."""

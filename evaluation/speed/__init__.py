@@ -1,0 +1,1 @@
+"""What a cycle costs, and how the cost grows."""

@@ -1,0 +1,1 @@
+"""EAGLE and this project side by side."""

@@ -1,0 +1,1 @@
+"""Closed forms and exact expectations of acceptance."""

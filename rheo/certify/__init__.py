@@ -1,0 +1,1 @@
+"""Certify losslessness by exact enumeration: ``python -m rheo.certify``."""

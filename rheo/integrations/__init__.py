@@ -1,0 +1,1 @@
+"""RheoSampling inside other projects."""

@@ -1,0 +1,1 @@
+"""Tiny models, the literal implementation, and patched copies of the code."""
