@@ -1,44 +1,52 @@
-"""The one place where chance enters: categorical tokens and acceptance coins."""
+"""All random decisions: sampling a token, and accepting with a probability."""
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-DRAW_BLOCK = 128  # tokens of a block of a large vocabulary
-SMALL_RATE = (
-    2.0**60
-)  # of exponentials: weights up to 1 divided by them are finite and normal in float32
+BLOCK = 128  # tokens of one block of a large vocabulary
+# Rate of the exponentials. A weight of at most 1 over such a small number is finite and normal in
+# float32, so that the smallest weights keep all their digits in the quotient.
+RATE = 2.0**60
 
 
 class Draws:
-    """Random decisions of one request, all taken from one ``torch.Generator``.
+    """The random decisions of one request, all made with one ``torch.Generator``.
 
-    Drafting and verification ask for tokens and coins only through this object, so that a test can
-    put an enumerator in its place and walk every outcome of the real code.
+    Drafting and verification ask for random decisions only through this object. So a test can
+    replace it by an enumerator and walk every outcome of the real code (``rheo.certify``).
 
     Args:
-        generator: source of all randomness; its device must be that of the tensors drawn from.
-        ahead: ``[n]`` exponentials that were made from it ahead; the draws use them up first.
+        generator: on the device of the tensors that are sampled from.
+        ahead: ``[n]`` exponentials that were made with the generator ahead of time; sampling uses
+            them up first.
     """
 
-    def __init__(self, generator: torch.Generator, ahead: Tensor | None = None):
+    def __init__(self, generator: torch.Generator | None, ahead: Tensor | None = None):
         self.generator, self._ahead = generator, ahead
 
     def ahead(self, rows: int, width: int, device: torch.device) -> "Draws":
-        """Draws from the same generator whose random numbers for so many rows of float32 weights are made now, in one operation.
+        """Make the random numbers for many rows now, in one operation.
 
-        Not for use under ``torch.vmap``, where all rows of a call would share them.
+        Not for use inside ``torch.vmap``: there all rows would share the same numbers.
+
+        Args:
+            rows: number of rows that will be sampled from.
+            width: float32 weights of a row.
+            device: device of the weights.
+
+        Returns:
+            Draws with the same generator that use these numbers first.
         """
         if in_blocks(width, device):
             return self
-        return type(self)(
-            self.generator, self._exponentials(torch.empty(rows * width, device=device))
-        )
+        numbers = self._exponentials(torch.empty(rows * width, device=device))
+        return type(self)(self.generator, numbers)
 
     def token(self, weights: Tensor) -> Tensor:
-        """Draw one index per row with probability proportional to ``weights``, rows independent.
+        """Sample one index per row, with probability proportional to its weight.
 
-        A CPU makes random numbers slowly: there a large vocabulary is drawn from in two steps, a block and then a token of it.
+        Rows are independent. An index of weight 0 is never sampled, unless all weights are 0.
 
         Args:
             weights: ``[..., V]``, non-negative, float32 or float64.
@@ -48,19 +56,35 @@ class Draws:
         """
         if not in_blocks(weights.shape[-1], weights.device):
             return self._race(weights)
-        missing = -weights.shape[-1] % DRAW_BLOCK
-        blocks = (pad(weights, (0, missing)) if missing else weights).unflatten(
-            -1, (-1, DRAW_BLOCK)
-        )
+        # First a block, then a token of it: that takes far fewer random numbers.
+        missing = -weights.shape[-1] % BLOCK
+        padded = pad(weights, (0, missing)) if missing else weights
+        blocks = padded.unflatten(-1, (-1, BLOCK))
         block = self._race(blocks.sum(-1))
         inside = blocks.take_along_dim(block[..., None, None], -2).squeeze(-2)
-        return block * DRAW_BLOCK + self._race(inside)
+        return block * BLOCK + self._race(inside)
+
+    def accept(self, ratio: Tensor) -> Tensor:
+        """Return True with probability ``min(1, ratio)``, elementwise.
+
+        The comparison is strict, so that a ratio of 0 is never accepted.
+
+        Args:
+            ratio: any shape.
+
+        Returns:
+            bool, the same shape.
+        """
+        uniform = torch.rand(
+            ratio.shape, generator=self.generator, device=ratio.device, dtype=ratio.dtype
+        )
+        return uniform < ratio
 
     def _race(self, weights: Tensor) -> Tensor:
-        """An exponential race, ``argmax(w / e)``.
+        """Sample by an exponential race: the argmax of ``weights / exponentials``.
 
-        It needs no normalisation and no cumulative sum (whose rounding would give tokens of probability 0 a chance), and never selects a
-        weight of 0 unless all are 0.
+        A race needs no normalisation and no cumulative sum, whose rounding would give tokens of
+        probability 0 a chance.
         """
         ahead, n = self._ahead, weights.numel()
         if ahead is None or ahead.numel() < n or ahead.dtype != weights.dtype:
@@ -69,24 +93,15 @@ class Draws:
             race, self._ahead = ahead[:n].view(weights.shape), ahead[n:]
         return (weights / race).argmax(-1)
 
-    def _exponentials(self, place: Tensor) -> Tensor:
-        """Fill ``place``; an exponential of exactly 0 would turn 0/0 into NaN.
-
-        They are small ones, since quotients by them are to have all their digits: of the smallest numbers that a weight can be, they would
-        have two, and ``argmax`` gives ties to the first.
-        """
-        return place.exponential_(SMALL_RATE, generator=self.generator).clamp_min_(
-            torch.finfo(place.dtype).tiny
-        )
-
-    def accept(self, ratio: Tensor) -> Tensor:
-        """True with probability ``min(1, ratio)``; strict, so that ratio 0 never accepts (bool, same shape)."""
-        uniform = torch.rand(
-            ratio.shape, generator=self.generator, device=ratio.device, dtype=ratio.dtype
-        )
-        return uniform < ratio
+    def _exponentials(self, out: Tensor) -> Tensor:
+        """Fill ``out`` with exponentials; none is 0, since 0/0 is NaN."""
+        out.exponential_(RATE, generator=self.generator)
+        return out.clamp_min_(torch.finfo(out.dtype).tiny)
 
 
 def in_blocks(width: int, device: torch.device) -> bool:
-    """Whether rows of so many weights are drawn from in two steps."""
-    return device.type == "cpu" and width > DRAW_BLOCK**2
+    """Whether rows of so many weights are sampled from in two steps.
+
+    A CPU makes random numbers slowly, so that two steps pay for a large vocabulary.
+    """
+    return device.type == "cpu" and width > BLOCK**2

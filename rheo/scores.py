@@ -1,4 +1,16 @@
-"""Score rules: what each slot of a pool is worth while the tree is built (paper section 3.2)."""
+"""Score rules: the score (proxy) of each slot while the tree is built (paper section 3.2).
+
+A score rule is a function ``(q, tail_weights) -> (own, sampled)``:
+
+    q             ``[P, S]`` draft probabilities of the support's tokens, falling
+    tail_weights  ``[P, S - m]`` weights of the tail tokens, from which the sampled token is drawn
+    own           ``[P, S]`` score of each token of the support in a lead or fill slot
+    sampled       ``[P, 1]`` score of the sampled slot
+
+The output stays lossless under two conditions. A rule must not read the sampled token. The sampled
+slot must score at least as high as every token of the tail, and nothing may exceed 1. Then
+whether the sampled slot survives pruning does not depend on the token in it.
+"""
 
 import torch
 from torch import Tensor
@@ -6,14 +18,23 @@ from torch import Tensor
 AGREEMENT = 0.3  # see ``acceptance_scores``
 
 
-def sampled_proxy(q: Tensor, n_lead: int) -> Tensor:
-    """The sampled slot's score: ``max(min(q(x_m), z), q(x_{m+1}))``, and ``q(x_1)`` for m = 0 (section 3.2).
+def paper_scores(q: Tensor, tail_weights: Tensor) -> tuple[Tensor, Tensor]:
+    """The paper's scores: each token's q, and ``sampled_proxy`` for the sampled slot."""
+    n_lead = q.shape[1] - tail_weights.shape[1]
+    return q, sampled_proxy(q, n_lead)
 
-    z is the mass of the tail, summed and not 1 minus the head, which rounds to 0 for a near-certain lead. The clamp keeps the
-    score at or above that of every fill slot after rounding too. Nothing here may depend on the token drawn.
+
+def sampled_proxy(q: Tensor, n_lead: int) -> Tensor:
+    """The paper's proxy of the sampled slot (section 3.2).
+
+    It is ``max(min(q(x_m), z), q(x_{m+1}))``, where z is the probability outside the lead tokens.
+    For m = 0 it is ``q(x_1)``.
+
+    z is summed over the tail. One minus the lead tokens would round to 0 behind a near-certain
+    lead. The outer maximum keeps the score at or above every fill slot after rounding, too.
 
     Args:
-        q: ``[P, S]`` probabilities of the support, falling.
+        q: ``[P, S]`` draft probabilities of the support's tokens, falling.
         n_lead: m, smaller than S.
 
     Returns:
@@ -27,26 +48,24 @@ def sampled_proxy(q: Tensor, n_lead: int) -> Tensor:
 
 
 def acceptance_scores(q: Tensor, q_tail: Tensor) -> tuple[Tensor, Tensor]:
-    """Scores that estimate how often each slot is accepted (with m AUTO; docs/RHEOSTAT.md).
+    """Scores that estimate how often each slot is accepted (for m = "auto"; docs/RHEOSTAT.md).
 
-    Verification gives token x to the sampled slot with probability min(p(x), q_tail(x)), and what p(x) has beyond it to x's own slot,
-    where it has one. What draft and target have in common so is estimated from q: if the target's law were q, it would be min(q, q_tail),
-    and if the target were certain of one token that follows q, q times q_tail. AGREEMENT says how far towards the first.
-
-    Nothing here depends on the token drawn, and the sampled slot's score is at least that of every token of the tail.
+    Verification gives a token x to the sampled slot with probability ``min(p(x), q_tail(x))``,
+    and the rest of p(x) to the slot that x has for itself. p is unknown while drafting. If p were
+    q, the first part would be ``min(q, q_tail)``. If p were all on one token, and that token
+    distributed as q, it would be ``q * q_tail``. AGREEMENT mixes the two: 1 is the former.
 
     Args:
-        q: ``[P, S]`` probabilities of the support, falling.
-        q_tail: ``[P, S - m]``.
+        q: ``[P, S]`` draft probabilities of the support's tokens, falling.
+        q_tail: ``[P, S - m]`` the distribution of the sampled token.
 
     Returns:
-        Scores of the support's tokens in lead and fill slots ``[P, S]``, and of the sampled slot ``[P, 1]``.
+        own ``[P, S]`` and sampled ``[P, 1]`` (see the module).
     """
     n_lead = q.shape[1] - q_tail.shape[1]
     lead, q = q[:, :n_lead], q[:, n_lead:]
     certain = q * q_tail
     common = certain + (torch.minimum(q, q_tail) - certain) * AGREEMENT
     own = (q - common).clamp_min(0)
-    return torch.cat((lead, own), 1), torch.maximum(
-        common.sum(-1, keepdim=True).clamp_max(1), own.amax(-1, keepdim=True)
-    )
+    sampled = common.sum(-1, keepdim=True).clamp_max(1)
+    return torch.cat((lead, own), 1), torch.maximum(sampled, own.amax(-1, keepdim=True))
