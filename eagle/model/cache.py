@@ -5,6 +5,7 @@ path of the block is kept by one gather, and the next block overwrites the rest.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -181,7 +182,7 @@ class TargetCache(Cache):
             device: new_buffer(devices.count(device), heads, head_dim, capacity, dtype, device)
             for device in dict.fromkeys(devices)
         }
-        layers = [
+        layers: list[Any] = [
             _BlockLayer(self.buffers[device], devices[:i].count(device))
             for i, device in enumerate(devices)
         ]

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +37,16 @@ class FixedShapeBuffer(KVBuffer):
             ``length``, which the CPU knows, until ``sync_length`` is called.
     """
 
-    def __init__(self, layers, heads, head_dim, capacity, dtype, device, step: int):
+    def __init__(
+        self,
+        layers: int,
+        heads: int,
+        head_dim: int,
+        capacity: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        step: int,
+    ):
         super().__init__(layers, heads, head_dim, round_up(capacity, step) + step, dtype, device)
         self.step = step
         self.count = torch.zeros((), dtype=torch.long, device=device)
@@ -94,6 +104,8 @@ class FixedShapeDraftState(DraftState):
         step: see ``STEP``; the other arguments are those of ``DraftState``.
     """
 
+    buffer: FixedShapeBuffer
+
     def __init__(
         self, model: DraftModel, embedding: nn.Module, capacity: int, depth: int, step: int
     ):
@@ -118,11 +130,11 @@ class FixedShapeDraftState(DraftState):
         buffer.count += count
         return self.set_last(hidden.index_select(0, count.reshape(1) - 1))
 
-    def begin_tree(self) -> None:
-        """Set what the first level sees, and the rotary angles of the levels."""
+    def begin_tree(self) -> Tensor:
+        """Set the rotary angles of the tree's levels; returns what the root sees."""
         buffer = self.buffer
-        self.seen = buffer.committed_mask()[None]
         self.tree_angles = self.angles[:, :, buffer.count + buffer.rows[: self.depth]]
+        return buffer.committed_mask()[None]
 
 
 class FixedShapeCycle(Cycle):
@@ -131,6 +143,8 @@ class FixedShapeCycle(Cycle):
     Args:
         step: see ``STEP``; the other arguments are those of ``Cycle``.
     """
+
+    state: FixedShapeDraftState | None
 
     def __init__(
         self,
@@ -147,7 +161,7 @@ class FixedShapeCycle(Cycle):
         """An empty cache of the target."""
         return self.target.new_cache(capacity, partial(FixedShapeBuffer, step=self.step))
 
-    def new_state(self, draft: DraftModel, capacity: int) -> DraftState:
+    def new_state(self, draft: DraftModel, capacity: int) -> FixedShapeDraftState:
         """An empty state of the draft head."""
         return FixedShapeDraftState(
             draft, self.target.embedding, capacity, self.options.depth, self.step
@@ -156,7 +170,7 @@ class FixedShapeCycle(Cycle):
     def commit(self, count: int | None = None) -> None:
         """Keep the accepted path; how long it is, only the device knows (``sync_length``)."""
         verified = self.verified
-        for buffer in self.cache.buffers.values():
+        for buffer in self.buffers():
             buffer.keep_first(verified.path, verified.count)
         self.root = pick(verified.tokens, verified.count - 1)
         if self.state is not None:
@@ -180,10 +194,14 @@ class FixedShapeCycle(Cycle):
 
     def sync_length(self, count: int) -> None:
         """Tell the CPU's side of the caches that a cycle has committed ``count`` tokens."""
-        for buffer in self.cache.buffers.values():
+        for buffer in self.buffers():
             buffer.sync_length(count)
         if self.state is not None:
             self.state.buffer.sync_length(count)
+
+    def buffers(self) -> list[FixedShapeBuffer]:
+        """The buffers of the target's cache."""
+        return cast(list[FixedShapeBuffer], list(self.cache.buffers.values()))
 
 
 class GraphedCycle:
@@ -199,7 +217,8 @@ class GraphedCycle:
     """
 
     def __init__(self, cycle: FixedShapeCycle, owner: "Graphs"):
-        self.cycle, self.owner, self.memory, self.pool = cycle, owner, 0, None
+        self.cycle, self.owner, self.memory = cycle, owner, 0
+        self.pool: Any = None  # memory that the graphs share
         self.nodes = 0  # nodes of a tree, the same in every cycle
         # Graph and summary by shape; None for a shape that was met once.
         self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor] | None] = {}
@@ -262,7 +281,7 @@ class GraphedCycle:
         before = torch.cuda.memory_reserved(device)
         try:
             graph = torch.cuda.CUDAGraph()
-            graph.register_generator_state(cycle.draws.generator)
+            graph.register_generator_state(cycle.generator)
             # "thread_local": other threads may use the GPU meanwhile.
             with (
                 torch.cuda.device(device),
@@ -284,7 +303,7 @@ class GraphedCycle:
             return None
         self.pool = graph.pool()
         self.memory += torch.cuda.memory_reserved(device) - before
-        cycle.tree = cycle.output = cycle.verified = None  # the next graph may use their memory
+        del cycle.tree, cycle.output, cycle.verified  # the next graph may use their memory
         return graph, summary
 
 

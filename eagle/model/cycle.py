@@ -11,7 +11,7 @@ from eagle.model.cache import TargetCache
 from eagle.model.draft import DraftModel, DraftState
 from eagle.model.options import DecodingOptions
 from eagle.model.sampling import TargetProbs
-from eagle.model.target import TargetModel
+from eagle.model.target import TargetModel, TargetOutput
 from rheo import (
     KIND_NAMES,
     Draws,
@@ -81,7 +81,20 @@ class Cycle:
         draft: the draft head; not used for plain decoding, where every tree is a lone root.
         options: options of the request.
         length: the largest number of positions that the request can commit.
+
+    Attributes:
+        root: int64 ``[]`` the last emitted token.
+        root_logits: ``[draft_vocab]`` draft logits at the root.
+        tree: the draft tree of this cycle.
+        output: the target's output over the tree.
+        verified: which path was accepted.
     """
+
+    root: Tensor
+    root_logits: Tensor
+    tree: Tree
+    output: TargetOutput
+    verified: VerifyResult
 
     def __init__(
         self,
@@ -93,7 +106,8 @@ class Cycle:
         self.target, self.head, self.options, self.length = target, draft, options, length
         self.tree_options = options.tree
         self.target_probs = TargetProbs(options.warpers)
-        self.draws = Draws(torch.Generator(device=target.device))
+        self.generator = torch.Generator(device=target.device)
+        self.draws = Draws(self.generator)
         # A GPU decides at all nodes in one pass, so that it never waits for the CPU.
         self.at_once = target.device.type != "cpu"
         self.cache = self.new_cache(length + max(options.total_token, options.depth + 2))
@@ -103,13 +117,9 @@ class Cycle:
         if options.sampling != "none":
             if draft is None:
                 raise ValueError(f"sampling {options.sampling!r} needs a draft head")
-            self.state = self.new_state(draft, length + options.depth * (options.top_k + 1))
+            self.state = self.new_state(draft, length + options.depth * (options.tree_top_k + 1))
             self.aux_layers, self.target_ids = draft.aux_layers, draft.target_ids()
-        self.root: Tensor | None = None
-        self.root_logits: Tensor | None = None
         self.pending: tuple | None = None  # arguments of ``DraftState.commit``, not yet run
-        self.tree: Tree | None = None
-        self.output = self.verified = None
 
     def new_cache(self, capacity: int) -> TargetCache:
         """An empty cache of the target."""
@@ -121,7 +131,7 @@ class Cycle:
 
     def begin(self, seed: int) -> None:
         """Forget the last request, and seed the generator of this one."""
-        self.draws.generator.manual_seed(seed)
+        self.generator.manual_seed(seed)
         self.cache.clear()
         if self.state is not None:
             self.state.buffer.clear()

@@ -1,4 +1,4 @@
-"""The generation loop: draft, verify, commit. Every way of calling the model goes through ``decode``."""
+"""The generation loop: draft, verify, commit. All calls of a model go through ``decode``."""
 
 import time
 from collections.abc import Iterator
@@ -10,24 +10,25 @@ from torch import Tensor
 
 from eagle.model.cuda_graph import Graphs
 from eagle.model.cycle import Cycle, NonFiniteLogits, Outcome, Slot, summarise, to_cpu
-from eagle.model.draft.network import DraftModel
-from eagle.model.options import SAMPLINGS, DecodingOptions
+from eagle.model.draft import DraftModel
+from eagle.model.options import DecodingOptions
 from eagle.model.target import TargetModel
 
 
 @dataclass
 class Generation:
-    """The result of one request, complete once decoding has ended.
+    """The result of one request; complete when decoding has ended.
 
     Attributes:
         prompt_ids: int64 ``[1, L]``.
-        token_ids: the tokens kept after the prompt.
-        accept_lengths: per cycle what verification accepted, plus 1 for the bonus token; in the last cycle the
-            cap or a stop token may have kept less.
+        token_ids: tokens kept after the prompt.
+        accept_lengths: per cycle the number of accepted tokens plus 1, as verification decided. In
+            the last cycle the cap or a stop token may have kept fewer.
         accepted_kinds: per cycle the slot kinds (rheo.KIND_NAMES) of the accepted tokens.
-        tried: per cycle, the children of each visited node that has any: slot kind, proxy, whether it was accepted.
-        seconds: wall time per phase: prefill, draft, verify, commit; empty on a GPU unless timing was asked for.
-        stop_reason: "stop" (stop token) or "length" (cap).
+        tried: per cycle, for each visited node that has children, these children.
+        seconds: wall time of the phases "prefill", "draft", "verify" and "commit". On a GPU it is
+            empty unless timing was asked for.
+        stop_reason: "stop" (a stop token) or "length" (a cap).
     """
 
     prompt_ids: Tensor
@@ -40,23 +41,49 @@ class Generation:
 
     @property
     def output_ids(self) -> Tensor:
-        """int64 ``[1, L + new_tokens]`` prompt and new tokens, a tensor of the caller's own."""
-        new = torch.tensor(
-            [self.token_ids], dtype=self.prompt_ids.dtype, device=self.prompt_ids.device
-        )
-        return torch.cat((self.prompt_ids, new), 1)
+        """Prompt and new tokens, int64 ``[1, L + new]``, as a tensor of the caller's own."""
+        prompt = self.prompt_ids
+        new = torch.tensor([self.token_ids], dtype=prompt.dtype, device=prompt.device)
+        return torch.cat((prompt, new), 1)
 
     @property
     def new_tokens(self) -> int:
+        """Number of tokens kept after the prompt."""
         return len(self.token_ids)
 
     @property
     def cycles(self) -> int:
+        """Number of cycles."""
         return len(self.accept_lengths)
+
+    def keep(self, tokens: list[int], cap: int, stop_ids: frozenset[int]) -> bool:
+        """Add emitted tokens up to the first stop token or the cap, whichever comes first.
+
+        Args:
+            tokens: of one cycle.
+            cap: largest number of new tokens of the request.
+            stop_ids: stop tokens; the first one is kept.
+
+        Returns:
+            Whether decoding has ended.
+        """
+        for token in tokens[: cap - self.new_tokens]:
+            self.token_ids.append(token)
+            if token in stop_ids:
+                self.stop_reason = "stop"
+                return True
+        return self.new_tokens >= cap
 
 
 class Stopwatch:
-    """Adds wall time to named phases; on a GPU only where it may synchronise, since launch times mean nothing."""
+    """Adds wall time to named phases.
+
+    Args:
+        seconds: where the time is added.
+        device: device of the models.
+        synchronise: wait for a GPU at every phase. Without it a GPU is not timed, since a launch
+            returns before the work is done.
+    """
 
     def __init__(self, seconds: dict[str, float], device: torch.device, synchronise: bool):
         self.seconds, self.device = seconds, device
@@ -72,7 +99,7 @@ class Stopwatch:
             self.last = time.perf_counter()
 
     def lap(self, phase: str) -> None:
-        """Give the time since the phase began to ``phase``, and begin the next one."""
+        """Add the time since the last call to ``phase``, and begin the next phase."""
         if self.running:
             before = self.last
             self.restart()
@@ -89,47 +116,45 @@ def decode(
     timing: bool = False,
     graphs: Graphs | None = None,
 ) -> Iterator[Generation]:
-    """Generate from one prompt; yields the growing result after every cycle, and once where there is none.
+    """Generate from one prompt.
 
     Args:
-        draft: the EAGLE-3 head; not used with ``sampling="none"``.
+        target: the target.
+        draft: its draft head; not used with ``sampling="none"``.
         input_ids: int64 ``[1, L]`` or ``[L]`` prompt.
-        stop_ids: the model's stop tokens; output ends at the first one, which is kept.
-        timing: synchronise the device at every phase, so that ``seconds`` means what it says on a GPU.
-        graphs: where given, whole cycles run without a wait, on a GPU as CUDA graphs; not with ``timing``.
+        options: options of the request.
+        stop_ids: the model's stop tokens. The output ends at the first one, which is kept.
+        timing: wait for the device after every phase, so that ``seconds`` are right on a GPU, too.
+        graphs: if given, whole cycles run without waiting, on a GPU as CUDA graphs. Not used
+            together with ``timing``.
+
+    Yields:
+        The growing result after every cycle, the same object each time; once if there is no cycle.
 
     Raises:
-        ValueError: for an empty or batched prompt, ids outside the vocabulary, or a length beyond a cap.
-        NonFiniteLogits: where the target's logits are NaN or infinite.
+        ValueError: for an empty or batched prompt, ids outside the vocabulary, or a length beyond
+            a cap.
+        NonFiniteLogits: if the target's logits are NaN or infinite.
     """
     prompt = check_prompt(input_ids, target, options).to(target.device)
+    cap = new_token_cap(prompt.numel(), target, options)
     generation = Generation(prompt_ids=prompt[None])
-    budget = options.max_new_tokens
-    if options.max_length is not None:
-        budget = min(budget, options.max_length - prompt.numel())
-    if target.window is not None and prompt.numel() + budget > target.window:
-        raise ValueError(
-            f"the target attends to {target.window} tokens and the request may reach {prompt.numel() + budget}; "
-            f"lower max_new_tokens or max_length (currently {options.max_new_tokens} and {options.max_length})"
-        )
-    if budget <= 0:
+    if cap <= 0:
         yield generation
         return
 
     stop_ids = stop_ids | frozenset(options.stop_token_ids)
-    length = prompt.numel() + budget
-    if graphs is None or timing:
-        context = nullcontext()
-    else:
-        context = graphs.cycle(target, draft, options, length)
-    with context as graphed:
+    length = prompt.numel() + cap
+    graphed_cycle = (
+        nullcontext() if graphs is None or timing else graphs.cycle(target, draft, options, length)
+    )
+    with graphed_cycle as graphed:
         cycle = Cycle(target, draft, options, length) if graphed is None else graphed.cycle
         cycle.begin(options.seed)
         watch = Stopwatch(generation.seconds, target.device, timing)
         root = cycle.prefill(prompt)
-        _keep(generation, [root.item()], budget, stop_ids)
+        finished = generation.keep([int(root.item())], cap, stop_ids)
         watch.lap("prefill")
-        finished = _finished(generation, budget, stop_ids)
         if finished:
             yield generation
         elif graphed is not None:
@@ -141,14 +166,13 @@ def decode(
             generation.accept_lengths.append(len(outcome.tokens))
             generation.accepted_kinds.append(outcome.kinds)
             generation.tried.append(outcome.tried)
-            _keep(generation, outcome.tokens, budget, stop_ids)
-            finished = _finished(generation, budget, stop_ids)
+            finished = generation.keep(outcome.tokens, cap, stop_ids)
             yield generation
-            watch.restart()  # what the caller did between two cycles is not ours
+            watch.restart()  # the time that the caller took does not count
 
 
 def run_phases(cycle: Cycle, watch: Stopwatch) -> Outcome:
-    """One cycle, phase by phase; committed where the target's laws were finite."""
+    """Run one cycle phase by phase. Nothing is committed if the target's logits are not finite."""
     cycle.draft()
     watch.lap("draft")
     cycle.verify()
@@ -161,7 +185,11 @@ def run_phases(cycle: Cycle, watch: Stopwatch) -> Outcome:
 
 
 def check_prompt(input_ids: Tensor, target: TargetModel, options: DecodingOptions) -> Tensor:
-    """The prompt as int64 ``[L]``; raises a ValueError for what cannot be decoded."""
+    """The prompt as int64 ``[L]``.
+
+    Raises:
+        ValueError: for a prompt that cannot be decoded.
+    """
     if input_ids.dim() == 2 and input_ids.shape[0] != 1:
         raise ValueError(
             f"input_ids has a batch of {input_ids.shape[0]}; decoding takes one sequence at a time"
@@ -175,22 +203,25 @@ def check_prompt(input_ids: Tensor, target: TargetModel, options: DecodingOption
         )
     if options.max_length is not None and prompt.numel() > options.max_length:
         raise ValueError(
-            f"the prompt has {prompt.numel()} tokens and max_length is {options.max_length}; raise max_length"
+            f"the prompt has {prompt.numel()} tokens and max_length is {options.max_length}; "
+            "raise max_length"
         )
     return prompt
 
 
-def _keep(generation: Generation, tokens: list[int], budget: int, stop_ids: frozenset[int]) -> None:
-    """Append emitted tokens up to the first stop token or the cap, whichever comes first."""
-    for token in tokens[: budget - generation.new_tokens]:
-        generation.token_ids.append(token)
-        if token in stop_ids:
-            generation.stop_reason = "stop"
-            return
+def new_token_cap(prompt_length: int, target: TargetModel, options: DecodingOptions) -> int:
+    """The largest number of new tokens that both caps allow.
 
-
-def _finished(generation: Generation, budget: int, stop_ids: frozenset[int]) -> bool:
-    return generation.stop_reason == "stop" or generation.new_tokens >= budget
-
-
-__all__ = ["SAMPLINGS", "DecodingOptions", "Generation", "NonFiniteLogits", "decode"]
+    Raises:
+        ValueError: if the request may outgrow the target's attention window.
+    """
+    cap = options.max_new_tokens
+    if options.max_length is not None:
+        cap = min(cap, options.max_length - prompt_length)
+    if target.window is not None and prompt_length + cap > target.window:
+        raise ValueError(
+            f"the target attends to {target.window} tokens and the request may reach "
+            f"{prompt_length + cap}; lower max_new_tokens or max_length (currently "
+            f"{options.max_new_tokens} and {options.max_length})"
+        )
+    return cap

@@ -1,4 +1,17 @@
-"""``EaModel``: a target and its EAGLE-3 head behind EAGLE's calls."""
+"""``EaModel``: a target and its EAGLE-3 draft head behind EAGLE's calls.
+
+from eagle.model.ea_model import EaModel
+
+model = EaModel.from_pretrained(base_model_path="smollm2-demo")
+ids = model.tokenizer.apply_chat_template(
+    [{"role": "user", "content": "Why is the sky blue?"}],
+    add_generation_prompt=True,
+    return_tensors="pt",
+    return_dict=False,
+)
+output = model.eagenerate(ids, temperature=1.0, sampling="rheo", m=1, max_new_tokens=64)
+print(model.tokenizer.decode(output[0, ids.shape[1] :], skip_special_tokens=True))
+"""
 
 from collections.abc import Iterator
 
@@ -9,8 +22,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from eagle.model.cuda_graph import Graphs
 from eagle.model.decoding import Generation, decode
 from eagle.model.demo import DEMO_NAME, demo_head_path, demo_target_path
-from eagle.model.draft.checkpoint import load_draft
-from eagle.model.draft.network import DraftModel
+from eagle.model.draft import DraftModel, load_draft
 from eagle.model.linear import pack_linears
 from eagle.model.loading import load_causal_lm, load_tokenizer
 from eagle.model.options import DecodingOptions
@@ -21,14 +33,19 @@ from eagle.model.tuning.tree_size import choose_tree
 
 
 class EaModel:
-    """EAGLE-3 speculative decoding of one target with one head.
+    """EAGLE-3 speculative decoding of one target with one draft head.
 
     Args:
         base_model: a causal language model of transformers.
-        draft: its EAGLE-3 head; None allows plain decoding only.
-        tokenizer: kept for callers and for the chat template's end-of-turn token.
-        total_token, depth, top_k: size of the draft tree, as in EAGLE; -1 for ``total_token``, ``depth`` or both measures and chooses.
-        cuda_graph: on one GPU, replay cycles as CUDA graphs.
+        draft: its EAGLE-3 draft head; None allows plain decoding only.
+        tokenizer: used for the chat template's end-of-turn token, and kept for callers.
+        total_token: nodes of the draft tree, the root included; -1 chooses it by measurement.
+        depth: expansions of the tree after its first level; -1 chooses it by measurement.
+        top_k: slots of a candidate pool (EAGLE's name; ``tree_top_k`` in the calls).
+        cuda_graph: on a single GPU, run cycles as CUDA graphs.
+
+    Raises:
+        ValueError: for an unsupported target, or sizes of a tree that are not possible.
     """
 
     def __init__(
@@ -43,23 +60,25 @@ class EaModel:
     ):
         self.base_model, self.draft, self.tokenizer = base_model, draft, tokenizer
         self.target = TargetModel(base_model)
-        one_gpu = self.target.device.type == "cuda" and {
-            p.device for p in base_model.parameters()
-        } == {self.target.device}
-        # Before 2.13 a generator does not recover from a capture that failed.
-        self.graphs = Graphs() if cuda_graph and one_gpu and torch.__version__ >= (2, 13) else None
         self.stop_ids = stop_token_ids(base_model, tokenizer)
+        self.graphs = Graphs() if cuda_graph and can_use_graphs(self.target) else None
         if -1 in (total_token, depth):
             if draft is None:
                 raise ValueError(
-                    f"total_token={total_token}, depth={depth}: -1 chooses the tree for a head, and none is loaded; give ea_model_path to from_pretrained"
+                    f"total_token={total_token}, depth={depth}: -1 chooses the tree for a draft "
+                    "head, and none is loaded; give ea_model_path to from_pretrained"
                 )
-            given = (None if size == -1 else size for size in (total_token, depth))
+            prompt = sample_prompt(self.target, tokenizer)
             total_token, depth = choose_tree(
-                self.target, draft, sample_prompt(self.target, tokenizer), *given, top_k
+                self.target,
+                draft,
+                prompt,
+                None if total_token == -1 else total_token,
+                None if depth == -1 else depth,
+                top_k,
             )
-        self.tree_defaults = {"total_token": total_token, "depth": depth, "top_k": top_k}
-        DecodingOptions(**self.tree_defaults)  # checks the sizes
+        self.tree_defaults = {"total_token": total_token, "depth": depth, "tree_top_k": top_k}
+        self.options()  # checks the sizes
 
     @classmethod
     def from_pretrained(
@@ -69,28 +88,37 @@ class EaModel:
         total_token: int = 60,
         depth: int = 7,
         top_k: int = 10,
-        dtype: str | torch.dtype = "auto",
-        device_map="auto",
-        torch_dtype: str | torch.dtype | None = None,
+        *,
         use_eagle3: bool = True,
         threshold: float = 1.0,
+        dtype: str | torch.dtype = "auto",
+        torch_dtype: str | torch.dtype | None = None,
+        device_map="auto",
         cuda_graph: bool = True,
         pack_weights: bool = True,
         **kwargs,
     ) -> "EaModel":
-        """Load a target and its head.
+        """Load a target and its draft head. All of EAGLE's keywords are accepted.
 
         Args:
-            base_model_path: Hub id, folder or ``.gguf`` file; "smollm2-demo" is the demo pair.
-            ea_model_path: Hub id or folder of the EAGLE-3 head; None loads the target alone (or the demo's head).
-            dtype: "auto" (as stored), "bf16", "fp16", "fp32", "fast" (bf16 where the hardware multiplies in it, else fp32) or a torch
-                dtype, for both networks; ``torch_dtype`` is EAGLE's name for it.
-            device_map: as in transformers.
-            cuda_graph: as in the class.
-            pack_weights: on a CPU, lay the weights of linear layers out for its products (see ``eagle.model.linear``). Such networks can be
-                neither moved nor trained; False leaves them as they were loaded.
+            base_model_path: Hub id, folder or ``.gguf`` file of the target. "smollm2-demo" is the
+                demo pair.
+            ea_model_path: Hub id or folder of the draft head. None loads the target alone, or with
+                the demo target its own head.
+            total_token: nodes of the draft tree, the root included; -1 chooses it by measurement.
+            depth: expansions of the tree after its first level; -1 chooses it by measurement.
+            top_k: slots of a candidate pool.
+            use_eagle3: EAGLE's switch; only True is supported.
             threshold: EAGLE's keyword; only its default, 1.0, has a meaning here.
-            kwargs: go to the target's ``from_pretrained``.
+            dtype: dtype of both networks: "auto" (as stored), "bf16", "fp16", "fp32", "fast"
+                (bf16 if the hardware has instructions for it, else fp32), or a torch dtype.
+            torch_dtype: EAGLE's name for ``dtype``.
+            device_map: as in transformers.
+            cuda_graph: on a single GPU, run cycles as CUDA graphs.
+            pack_weights: on a CPU, store the weights of linear layers in the layout that its
+                matrix products use (see ``eagle.model.linear``). Packed networks can be neither
+                moved nor trained.
+            kwargs: for the target's ``from_pretrained``.
 
         Raises:
             ValueError: for EAGLE-1/2 heads, a head that does not fit, or an unsupported target.
@@ -101,9 +129,10 @@ class EaModel:
             )
         if threshold != 1.0:
             raise ValueError(f"threshold is {threshold}; only 1.0 is supported")
-        if base_model_path is None:
+        if base_model_path is None or isinstance(base_model_path, bool):
             raise ValueError(
-                f"base_model_path is missing; give a Hub id, a folder, a .gguf file or {DEMO_NAME!r}"
+                "base_model_path is missing (use_eagle3 is given by its name); give a Hub id, a folder, a .gguf file or "
+                f"{DEMO_NAME!r}"
             )
         if base_model_path == DEMO_NAME:
             base_model_path, ea_model_path = demo_target_path(), ea_model_path or demo_head_path()
@@ -122,11 +151,11 @@ class EaModel:
         return cls(base_model, draft, tokenizer, total_token, depth, top_k, cuda_graph)
 
     def eval(self) -> "EaModel":
-        """The model is always in evaluation mode; EAGLE's callers ask for it."""
+        """Return the model: it is always in evaluation mode (EAGLE's programs call this)."""
         return self
 
     def get_tokenizer(self) -> PreTrainedTokenizerBase | None:
-        """The target's tokenizer (EAGLE's name for it)."""
+        """Return the target's tokenizer (EAGLE's name for it)."""
         return self.tokenizer
 
     def options(
@@ -135,34 +164,56 @@ class EaModel:
         top_p: float = 0.0,
         top_k: int = 0,
         min_p: float = 0.0,
+        *,
+        max_new_tokens: int = 512,
+        max_length: int | None = None,
+        sampling: str = "topk",
+        m: int | str | None = None,
+        support: int | None = None,
+        verification: str | None = None,
+        normaliser: str | None = None,
+        total_token: int | None = None,
+        depth: int | None = None,
         tree_top_k: int | None = None,
-        **kwargs,
+        seed: int = 0,
+        stop_token_ids: tuple[int, ...] = (),
     ) -> DecodingOptions:
-        """The decoding options of a call: filters by their plain names, ``tree_top_k`` for the slots of a pool.
+        """The options of a request; the arguments are those of ``eagenerate``.
 
         Raises:
-            ValueError: naming an argument that does not exist, or an invalid value.
+            ValueError: for an invalid value.
         """
-        defaults = self.tree_defaults | ({} if tree_top_k is None else {"top_k": tree_top_k})
-        known = set(DecodingOptions.__dataclass_fields__) - {"warpers", "top_k"}
-        unknown = sorted(kwargs.keys() - known)
-        if unknown:
-            raise ValueError(
-                f"unsupported: {', '.join(unknown)}; decoding knows temperature, top_p, top_k, min_p, {', '.join(sorted(known))}"
-            )
+        tree = self.tree_defaults
         return DecodingOptions(
-            warpers=WarperOptions(temperature, top_k, top_p, min_p), **(defaults | kwargs)
+            warpers=WarperOptions(temperature, top_k, top_p, min_p),
+            sampling=sampling,
+            m=m,
+            support=support,
+            verification=verification,
+            normaliser=normaliser,
+            max_new_tokens=max_new_tokens,
+            max_length=max_length,
+            seed=seed,
+            stop_token_ids=tuple(stop_token_ids),
+            total_token=tree["total_token"] if total_token is None else total_token,
+            depth=tree["depth"] if depth is None else depth,
+            tree_top_k=tree["tree_top_k"] if tree_top_k is None else tree_top_k,
         )
 
     def stream(
         self, input_ids: Tensor, options: DecodingOptions, timing: bool = False
     ) -> Iterator[Generation]:
-        """The growing ``Generation`` after every cycle (the same object each time).
+        """Decode; yields the growing result after every cycle, the same object each time.
+
+        Args:
+            input_ids: int64 ``[1, L]`` or ``[L]`` prompt.
+            options: from ``options``.
+            timing: wait for the device after every phase, so that seconds are right on a GPU, too.
 
         Raises:
-            ValueError: where drafting is asked for and no head is loaded; from the first item on, for a prompt that
-                cannot be decoded.
-            NonFiniteLogits: from the item on whose target logits are NaN or infinite.
+            ValueError: if drafting is asked for and no draft head is loaded; from the first item
+                on, for a prompt that cannot be decoded.
+            NonFiniteLogits: if the target's logits are NaN or infinite.
         """
         if options.sampling != "none" and self.draft is None:
             raise ValueError(
@@ -175,9 +226,12 @@ class EaModel:
     def generate(
         self, input_ids: Tensor, options: DecodingOptions, timing: bool = False
     ) -> Generation:
-        """The rich result of a whole request: tokens, accept lengths, slot kinds, seconds per phase, stop reason."""
-        for generation in self.stream(input_ids, options, timing):
-            pass
+        """Decode to the end; arguments and errors as in ``stream``.
+
+        Returns:
+            Tokens, accept lengths, slot kinds, seconds of each phase and the stop reason.
+        """
+        *_, generation = self.stream(input_ids, options, timing)
         return generation
 
     def eagenerate(
@@ -187,34 +241,76 @@ class EaModel:
         top_p: float = 0.0,
         top_k: int = 0,
         max_new_tokens: int = 512,
-        max_length: int = 2048,
+        max_length: int | None = 2048,
         log: bool = False,
         is_llama3: bool = False,
-        **kwargs,
+        *,
+        min_p: float = 0.0,
+        sampling: str = "topk",
+        m: int | str | None = None,
+        support: int | None = None,
+        verification: str | None = None,
+        normaliser: str | None = None,
+        total_token: int | None = None,
+        depth: int | None = None,
+        tree_top_k: int | None = None,
+        seed: int = 0,
+        stop_token_ids: tuple[int, ...] = (),
     ):
-        """Speculative decoding; arguments as in EAGLE, further ones as in ``options``.
+        """Decode speculatively. The positional arguments are those of EAGLE.
 
-        ``is_llama3`` is accepted and not needed: the stop set always holds the template's end-of-turn token.
+        Args:
+            input_ids: int64 ``[1, L]`` or ``[L]`` prompt.
+            temperature: of the target; below 1e-5 decoding is greedy.
+            top_p: the target's nucleus filter; 0 is off.
+            top_k: the target's top-k filter; 0 is off.
+            max_new_tokens: exact cap on new tokens.
+            max_length: cap on prompt and new tokens together; None is off.
+            log: return the number of tokens and cycles, too.
+            is_llama3: has no effect; the stop tokens always hold the template's end of turn.
+            min_p: the target's min-p filter; 0 is off.
+            sampling: "topk" for EAGLE's trees, "rheo" for RheoSampling, "none" for plain decoding.
+            m: lead slots of a rheo pool, 0 to K-1, or "auto"; None is 1.
+            support: draft tokens that carry q, 0 for all; None is 128. For "rheo".
+            verification: "rheo" or "rrsw"; None is "rheo". For "rheo".
+            normaliser: scores from the softmax over the "support" or the "full" draft vocabulary;
+                None is "support". For "rheo".
+            total_token: nodes of the draft tree, the root included; None takes the model's.
+            depth: expansions of the tree after its first level; None takes the model's.
+            tree_top_k: slots of a candidate pool; None takes the model's.
+            seed: seed of the request's only generator.
+            stop_token_ids: stop tokens besides the model's own.
 
         Returns:
-            ids ``[1, L]``; with ``log=True`` also the number of new tokens and cycles - 1 (-1 without a cycle).
+            ids int64 ``[1, L + new]``; with ``log`` also the number of new tokens and the number
+            of cycles - 1 (-1 without a cycle).
+
+        Raises:
+            ValueError: for an invalid value or a prompt that cannot be decoded.
+            NonFiniteLogits: if the target's logits are NaN or infinite.
         """
         options = self.options(
             temperature,
             top_p,
             top_k,
+            min_p,
             max_new_tokens=max_new_tokens,
             max_length=max_length,
-            **kwargs,
+            sampling=sampling,
+            m=m,
+            support=support,
+            verification=verification,
+            normaliser=normaliser,
+            total_token=total_token,
+            depth=depth,
+            tree_top_k=tree_top_k,
+            seed=seed,
+            stop_token_ids=stop_token_ids,
         )
         generation = self.generate(input_ids, options)
         if not log:
             return generation.output_ids
         return generation.output_ids, generation.new_tokens, generation.cycles - 1
-
-    def naivegenerate(self, input_ids: Tensor, *args, **kwargs):
-        """Plain decoding with the same cache, warpers and stop set; arguments and result as in ``eagenerate``."""
-        return self.eagenerate(input_ids, *args, sampling="none", **kwargs)
 
     def ea_generate(
         self,
@@ -223,40 +319,127 @@ class EaModel:
         top_p: float = 0.0,
         top_k: int = 0,
         max_new_tokens: int = 512,
-        max_length: int = 2048,
+        max_length: int | None = 2048,
         log: bool = False,
         is_llama3: bool = False,
-        **kwargs,
+        *,
+        min_p: float = 0.0,
+        sampling: str = "topk",
+        m: int | str | None = None,
+        support: int | None = None,
+        verification: str | None = None,
+        normaliser: str | None = None,
+        total_token: int | None = None,
+        depth: int | None = None,
+        tree_top_k: int | None = None,
+        seed: int = 0,
+        stop_token_ids: tuple[int, ...] = (),
     ) -> Iterator[Tensor]:
-        """Streaming: ids ``[1, L]`` so far, once a cycle (and once where no cycle runs).
+        """Stream: yields the ids so far after every cycle, and once if there is no cycle.
 
-        ``log`` stands where EAGLE has it and, as there, changes nothing: each item is the ids alone.
+        Arguments and errors as in ``eagenerate``. As in EAGLE, ``log`` changes nothing here.
+
+        Yields:
+            ids int64 ``[1, L + new so far]``.
         """
         options = self.options(
             temperature,
             top_p,
             top_k,
+            min_p,
             max_new_tokens=max_new_tokens,
             max_length=max_length,
-            **kwargs,
+            sampling=sampling,
+            m=m,
+            support=support,
+            verification=verification,
+            normaliser=normaliser,
+            total_token=total_token,
+            depth=depth,
+            tree_top_k=tree_top_k,
+            seed=seed,
+            stop_token_ids=stop_token_ids,
         )
         for generation in self.stream(input_ids, options):
             yield generation.output_ids
 
-    def naive_generate(self, input_ids: Tensor, *args, **kwargs) -> Iterator[Tensor]:
-        """Streaming plain decoding; arguments as in ``ea_generate``."""
-        return self.ea_generate(input_ids, *args, sampling="none", **kwargs)
+    def naivegenerate(
+        self,
+        input_ids: Tensor,
+        temperature: float = 0.0,
+        top_p: float = 0.0,
+        top_k: int = 0,
+        max_new_tokens: int = 512,
+        max_length: int | None = 2048,
+        log: bool = False,
+        is_llama3: bool = False,
+        *,
+        min_p: float = 0.0,
+        seed: int = 0,
+        stop_token_ids: tuple[int, ...] = (),
+    ):
+        """Decode without drafting: the same cache, filters and stop tokens.
+
+        Arguments, result and errors as in ``eagenerate``.
+        """
+        return self.eagenerate(
+            input_ids,
+            temperature,
+            top_p,
+            top_k,
+            max_new_tokens,
+            max_length,
+            log,
+            min_p=min_p,
+            sampling="none",
+            seed=seed,
+            stop_token_ids=stop_token_ids,
+        )
+
+    def naive_generate(
+        self,
+        input_ids: Tensor,
+        temperature: float = 0.0,
+        top_p: float = 0.0,
+        top_k: int = 0,
+        max_new_tokens: int = 512,
+        max_length: int | None = 2048,
+        log: bool = False,
+        is_llama3: bool = False,
+        *,
+        min_p: float = 0.0,
+        seed: int = 0,
+        stop_token_ids: tuple[int, ...] = (),
+    ) -> Iterator[Tensor]:
+        """Stream without drafting; arguments, items and errors as in ``ea_generate``."""
+        return self.ea_generate(
+            input_ids,
+            temperature,
+            top_p,
+            top_k,
+            max_new_tokens,
+            max_length,
+            log,
+            min_p=min_p,
+            sampling="none",
+            seed=seed,
+            stop_token_ids=stop_token_ids,
+        )
+
+
+def can_use_graphs(target: TargetModel) -> bool:
+    """Whether the target is on a single GPU and this version of torch can capture cycles."""
+    devices = {parameter.device for parameter in target.model.parameters()}
+    # Before torch 2.13 a generator does not recover from a capture that failed.
+    return (
+        target.device.type == "cuda" and devices == {target.device} and torch.__version__ >= "2.13"
+    )
 
 
 def sample_prompt(target: TargetModel, tokenizer: PreTrainedTokenizerBase | None) -> Tensor:
-    """int64 ``[L]``: any question in the target's chat template; without one, token 0."""
+    """Some question in the target's chat template, int64 ``[L]``; token 0 if it has none."""
     if tokenizer is None or not tokenizer.chat_template:
         return torch.zeros(1, dtype=torch.long, device=target.device)
-    text = chat_text(
-        tokenizer,
-        [{"role": "user", "content": "Explain in a few sentences how a bicycle stays upright."}],
-    )
+    question = "Explain in a few sentences how a bicycle stays upright."
+    text = chat_text(tokenizer, [{"role": "user", "content": question}])
     return torch.tensor(chat_ids(tokenizer, text), device=target.device)
-
-
-__all__ = ["DecodingOptions", "EaModel", "Generation", "WarperOptions"]

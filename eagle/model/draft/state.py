@@ -44,8 +44,8 @@ class DraftState:
         self.angles = torch.stack(model.angles(self.buffer.rows, model.norm.weight))
         self.tree_angles = self.angles
         self.eye = torch.eye(0, dtype=torch.bool, device=model.device)
-        self.last: Tensor | None = None
-        self.hidden: Tensor | None = None
+        self.last: Tensor
+        self.hidden: Tensor
         self.seen: Tensor | None = None
 
     def commit(self, tokens: Tensor, features: Tensor) -> Tensor:
@@ -88,22 +88,25 @@ class DraftState:
         """Go back to the committed positions: another tree can be grown from them."""
         self.hidden, self.seen = self.last, None
 
-    def begin_tree(self) -> None:
-        """Set what the first level sees, and the rotary angles of the levels."""
+    def begin_tree(self) -> Tensor:
+        """Set the rotary angles of the tree's levels.
+
+        Returns:
+            What the root sees: all committed positions, bool ``[1, keys]``.
+        """
         length = self.buffer.length
-        self.seen = torch.ones(1, length, dtype=torch.bool, device=self.model.device)
         self.tree_angles = self.angles[:, :, length:]
+        return torch.ones(1, length, dtype=torch.bool, device=self.model.device)
 
     def expand(self, tokens: Tensor, parent_ranks: Tensor, level: int) -> Tensor:
         """Draft logits ``[F, draft_vocab]`` after F tree nodes (see ``rheo.tree.Expand``)."""
         n = tokens.numel()
-        if self.seen is None:
-            self.begin_tree()
+        seen = self.begin_tree() if self.seen is None else self.seen
         if self.eye.shape[0] < n:
             self.eye = torch.eye(n, dtype=torch.bool, device=tokens.device)
-        first = self.seen.shape[1]
+        first = seen.shape[1]
         # A node sees what its parent sees, and itself.
-        self.seen = torch.cat((self.seen.index_select(0, parent_ranks), self.eye[:n, :n]), 1)
+        self.seen = torch.cat((seen.index_select(0, parent_ranks), self.eye[:n, :n]), 1)
         angles, rows = self.tree_angles[:, :, level - 1 : level], slice(first, first + n)
         hidden = self.hidden.index_select(0, parent_ranks)
         self.hidden = self.run(tokens, hidden, angles, self.seen, rows, first + n)
