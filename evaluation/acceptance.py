@@ -1,4 +1,4 @@
-"""Compare methods and heads on the same contexts: ``python -m evaluation.acceptance --help``."""
+"""Compare methods and draft heads on the same contexts; see ``evaluation.contexts.compare``."""
 
 from evaluation.contexts.compare import main
 

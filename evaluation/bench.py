@@ -1,4 +1,4 @@
-"""Time cycles: ``python -m evaluation.bench --help``."""
+"""Time the cycles of a pair; see ``evaluation.speed.bench``."""
 
 from evaluation.speed.bench import main
 

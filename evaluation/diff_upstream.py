@@ -1,4 +1,4 @@
-"""Compare with a checkout of EAGLE: ``python -m evaluation.diff_upstream --help``."""
+"""Compare this project with a checkout of EAGLE; see ``evaluation.upstream.diff``."""
 
 from evaluation.upstream.diff import main
 

@@ -1,4 +1,4 @@
-"""Compare greedy decoding with the target's own: ``python -m evaluation.greedy_check --help``."""
+"""Compare greedy decoding with the target's own; see ``evaluation.checks.greedy``."""
 
 from evaluation.checks.greedy import main
 

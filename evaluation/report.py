@@ -1,8 +1,8 @@
 """Compare answer files: ``python -m evaluation.report A.jsonl B.jsonl --baseline C.jsonl``.
 
-Prints, per question set and method, tau over all cycles, tokens per second, and the speedup over the baseline, each
-with a 95 % interval clustered by question, and writes the same as JSON. Files that differ in nothing but the
-seed are one method.
+For each question set and method it prints tau over all cycles, tokens per second, and the speedup
+over the baseline, each with a 95 % interval clustered by question. It writes the same as JSON.
+Files that differ only in the seed are one method.
 """
 
 import argparse
@@ -12,12 +12,13 @@ from dataclasses import asdict
 from pathlib import Path
 
 from eagle.files import replace_text
-from eagle.program import one_line_errors
-from evaluation.common.answers import read_answers
+from eagle.program import program
+from evaluation.common.answer_file import read_answers, totals
+from evaluation.common.markdown import table
 from evaluation.common.statistics import Estimate, ratio, ratio_of_ratios
 from evaluation.paper.page import write_page
 
-# Settings that a run shares with its baseline, and those that tell its method from others on the same baseline.
+# Settings that a run must share with its baseline.
 SHARED_KEYS = (
     "base_model_path",
     "template",
@@ -29,6 +30,7 @@ SHARED_KEYS = (
     "device",
     "threads",
 )
+# All settings that tell methods apart.
 METHOD_KEYS = (
     "sampling",
     "m",
@@ -45,11 +47,10 @@ METHOD_KEYS = (
 
 
 def method_of(record: dict) -> tuple[str, str]:
-    """(question set, all settings that tell methods apart, as JSON)."""
+    """The question set of a record, and its method: the settings of ``METHOD_KEYS`` as JSON."""
     run = record.get("run") or {}
-    return run.get("bench_name", "?"), json.dumps(
-        {k: run[k] for k in METHOD_KEYS if k in run} | {"model_id": record["model_id"]}
-    )
+    settings = {key: run[key] for key in METHOD_KEYS if key in run}
+    return run.get("bench_name", "?"), json.dumps(settings | {"model_id": record["model_id"]})
 
 
 def label_of(method: str) -> str:
@@ -60,57 +61,42 @@ def label_of(method: str) -> str:
         return run["model_id"]
     if sampling == "none":
         return "plain"
-    tree = f" {run['total_token']}x{run['depth']}"
+    tree = f"{run['total_token']}x{run['depth']}"
     if sampling == "topk":
-        return "topk" + tree
-    extra = "" if run["verification"] == "rheo" else f" {run['verification']}"
-    extra += "" if run["support"] == 128 else f" support {run['support']}"
-    extra += (
-        "" if run.get("normaliser", "support") == "support" else f" {run['normaliser']} softmax"
-    )
-    return f"rheo m={run['m']}{extra}{tree}"
+        return f"topk {tree}"
+    parts = [f"rheo m={run['m']}"]
+    if run["verification"] != "rheo":
+        parts.append(run["verification"])
+    if run["support"] != 128:
+        parts.append(f"support {run['support']}")
+    if run.get("normaliser", "support") != "support":
+        parts.append(f"{run['normaliser']} softmax")
+    return " ".join([*parts, tree])
 
 
 def labels(methods: list[str]) -> dict[str, str]:
-    """Names of some methods, each with whatever else tells it from another of the same short name."""
+    """Different names for different methods.
+
+    Methods with the same short name get the settings in which they differ added, and their
+    model_id if they differ in nothing else.
+    """
     found = {}
     for method in methods:
-        run, alike = (
-            json.loads(method),
-            [json.loads(other) for other in methods if label_of(other) == label_of(method)],
-        )
+        name, run = label_of(method), json.loads(method)
+        alike = [json.loads(other) for other in methods if label_of(other) == name]
         differing = [k for k in METHOD_KEYS if any(other.get(k) != run.get(k) for other in alike)]
-        found[method] = label_of(method) + "".join(f", {k} {run.get(k)}" for k in differing)
-    # The name of a model tells methods apart only where their settings do not.
-    shared = {name for name in found.values() if list(found.values()).count(name) > 1}
+        found[method] = name + "".join(f", {k} {run.get(k)}" for k in differing)
+    names = list(found.values())
     return {
-        method: f"{name}, model_id {json.loads(method)['model_id']}" if name in shared else name
+        method: name
+        if names.count(name) == 1
+        else f"{name}, model_id {json.loads(method)['model_id']}"
         for method, name in found.items()
     }
 
 
-def totals(records: list[dict]) -> dict[str, dict]:
-    """Per quantity, sums by question id: accepted (+1), cycles, tokens, seconds, seconds of drafting."""
-    sums: dict[str, dict] = {
-        name: defaultdict(float) for name in ("accepted", "cycles", "tokens", "seconds", "drafting")
-    }
-    for record in records:
-        question = record["question_id"]
-        for choice in record["choices"]:
-            lengths = [n for turn in choice.get("accept_lengths", []) for n in turn]
-            for name, value in (
-                ("accepted", sum(lengths)),
-                ("cycles", len(lengths)),
-                ("tokens", sum(choice["new_tokens"])),
-                ("seconds", sum(choice["wall_time"])),
-                ("drafting", sum(turn.get("draft", 0.0) for turn in choice.get("seconds", ()))),
-            ):
-                sums[name][question] += value
-    return sums
-
-
 def phase_seconds(records: list[dict]) -> dict[str, float]:
-    """Mean seconds a cycle of each phase, prefill per turn."""
+    """Mean seconds per cycle of each phase; for prefill, per turn."""
     phases, cycles, turns = defaultdict(float), 0, 0
     for record in records:
         for choice in record["choices"]:
@@ -123,91 +109,103 @@ def phase_seconds(records: list[dict]) -> dict[str, float]:
 
 
 def by_method(files: list[Path]) -> dict[tuple[str, str], list[dict]]:
-    """Records by question set and method; a question answered twice with one seed is an error."""
+    """Records by question set and method.
+
+    Raises:
+        ValueError: if a question is answered twice with one seed.
+    """
     methods: dict[tuple[str, str], list[dict]] = defaultdict(list)
     seen = set()
     for record in read_answers(files):
-        key = (method_of(record), record["question_id"], (record.get("run") or {}).get("seed"))
-        if key in seen:
+        key, question = method_of(record), record["question_id"]
+        seed = (record.get("run") or {}).get("seed")
+        if (key, question, seed) in seen:
             raise ValueError(
-                f"question {record['question_id']!r} of {label_of(key[0][1])} stands twice with seed {key[2]}"
+                f"question {question!r} of {label_of(key[1])} is answered twice with seed {seed}"
             )
-        seen.add(key)
-        methods[key[0]].append(record)
+        seen.add((key, question, seed))
+        methods[key].append(record)
     return methods
 
 
 def matching_baseline(
-    bench: str, settings: dict, base: dict[tuple[str, str], list[dict]]
+    bench: str, settings: dict, baseline: dict[tuple[str, str], list[dict]]
 ) -> list[dict]:
-    """The baseline's records for a method: same question set, and the same settings that both have.
+    """The baseline's records that a method is compared to: same question set, same settings.
+
+    Args:
+        bench: the question set.
+        settings: of the method.
+        baseline: records by question set and method.
 
     Raises:
-        ValueError: where there is none, or several.
+        ValueError: if no run fits, or several do.
     """
-    candidates = {method: records for (name, method), records in base.items() if name == bench}
+    candidates = {method: records for (name, method), records in baseline.items() if name == bench}
     if not candidates:
-        have = ", ".join(sorted({name for name, _ in base})) or "none"
+        have = ", ".join(sorted({name for name, _ in baseline})) or "none"
         raise ValueError(f"the baseline has no answers to {bench!r}; it has {have}")
     fitting, differences = [], []
     for method, records in candidates.items():
         other = json.loads(method)
-        wrong = [
-            f"{k} {other.get(k)!r} against {settings.get(k)!r}"
-            for k in SHARED_KEYS
-            if other.get(k) != settings.get(k)
-        ]
-        differences += wrong
-        fitting += [] if wrong else [records]
-    if len(fitting) != 1:
-        why = (
-            f"differs in {', '.join(differences)}"
-            if not fitting
-            else "has several runs that fit; give one"
-        )
-        raise ValueError(f"the baseline of {bench!r} {why}")
+        differing = [key for key in SHARED_KEYS if other.get(key) != settings.get(key)]
+        for key in differing:
+            differences.append(f"{key} {other.get(key)!r} against {settings.get(key)!r}")
+        if not differing:
+            fitting.append(records)
+    if not fitting:
+        raise ValueError(f"the baseline of {bench!r} differs in {', '.join(differences)}")
+    if len(fitting) > 1:
+        raise ValueError(f"the baseline of {bench!r} has several runs that fit; give one")
     return fitting[0]
 
 
 def build_report(files: list[Path], baseline: list[Path]) -> list[dict]:
-    """One row per question set and method.
+    """One row for each question set and method.
+
+    Args:
+        files: answer files of the runs.
+        baseline: answer files of plain decoding; none leaves out the speedup.
 
     Raises:
-        ValueError: where the baseline lacks a question set or questions of a run, or was made with other settings.
+        ValueError: if the baseline lacks a question set or questions of a run, or was made with
+            other settings.
     """
-    methods, base = by_method(files), by_method(baseline)
-
-    rows, names = [], labels(list(dict.fromkeys(method for _, method in methods)))
+    methods, plain_methods = by_method(files), by_method(baseline)
+    names = labels(list(dict.fromkeys(method for _, method in methods)))
+    rows = []
     for (bench, method), records in methods.items():
-        run = totals(records)
+        settings, run = json.loads(method), totals(records)
         speedup = None
         if baseline:
-            plain = totals(matching_baseline(bench, json.loads(method), base))
-            lacking = sorted(map(str, run["tokens"].keys() - plain["tokens"].keys()))
-            if lacking:
+            plain = totals(matching_baseline(bench, settings, plain_methods))
+            missing = sorted(map(str, run["tokens"].keys() - plain["tokens"].keys()))
+            if missing:
                 raise ValueError(
-                    f"the baseline lacks {len(lacking)} questions of {bench!r}: {', '.join(lacking[:10])}"
+                    f"the baseline lacks {len(missing)} questions of {bench!r}: "
+                    f"{', '.join(missing[:10])}"
                 )
             speedup = ratio_of_ratios(
                 run["tokens"], run["seconds"], plain["tokens"], plain["seconds"]
             )
-        rows.append({
+        row = {
             "bench": bench,
             "method": names[method],
-            "settings": json.loads(method),
-            "seeds": sorted({(r.get("run") or {}).get("seed", 0) for r in records}),
+            "settings": settings,
+            "seeds": sorted({(record.get("run") or {}).get("seed", 0) for record in records}),
             "cycles": int(sum(run["cycles"].values())),
             "new_tokens": int(sum(run["tokens"].values())),
             "tau": ratio(run["accepted"], run["cycles"]),
             "tokens_per_sec": ratio(run["tokens"], run["seconds"]),
             "speedup": speedup,
             "phase_sec": phase_seconds(records),
-        })  # fmt: skip
+        }
+        rows.append(row)
     return rows
 
 
-def show(estimate: Estimate | None) -> str:
-    """``value [low, high]``, or a dash where there is nothing to estimate."""
+def show_interval(estimate: Estimate | None) -> str:
+    """An estimate as ``value [low, high]``; a dash for None."""
     if estimate is None:
         return "-"
     if estimate.low is None:
@@ -216,65 +214,52 @@ def show(estimate: Estimate | None) -> str:
 
 
 def render(rows: list[dict]) -> str:
-    """The rows as a Markdown table with aligned columns."""
-    head = [
-        "bench",
-        "method",
-        "questions",
-        "seeds",
-        "tau [95 %]",
-        "tokens/s [95 %]",
-        "speedup [95 %]",
-    ]
-    body = [
-        [
-            r["bench"],
-            r["method"],
-            str(r["tokens_per_sec"].questions if r["tokens_per_sec"] else 0),
-            str(len(r["seeds"])),
-        ]
-        + [show(r[k]) for k in ("tau", "tokens_per_sec", "speedup")]
-        for r in rows
-    ]
-    widths = [max(len(line[i]) for line in [head, *body]) for i in range(len(head))]
-    lines = [
-        " | ".join(cell.ljust(w) for cell, w in zip(line, widths))
-        for line in [head, ["-" * w for w in widths], *body]
-    ]
-    return "\n".join(f"| {line} |" for line in lines)
+    """The rows as a Markdown table."""
+    estimates = {
+        "tau [95 %]": "tau",
+        "tokens/s [95 %]": "tokens_per_sec",
+        "speedup [95 %]": "speedup",
+    }
+    lines = []
+    for row in rows:
+        questions = row["tokens_per_sec"].questions if row["tokens_per_sec"] else 0
+        values = [show_interval(row[key]) for key in estimates.values()]
+        lines.append([row["bench"], row["method"], questions, len(row["seeds"]), *values])
+    return table(["bench", "method", "questions", "seeds", *estimates], lines)
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Entry point; bad input ends with one line, not a traceback."""
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
     parser = argparse.ArgumentParser(
-        prog="python -m evaluation.report", description=__doc__.split("\n")[0]
+        prog="python -m evaluation.report",
+        description="Compare answer files, or gather all results on one page.",
     )
-    parser.add_argument("answers", type=Path, nargs="*", help="answer files of the runs to report")
-    parser.add_argument(
-        "--baseline", type=Path, nargs="+", default=[], help="answer files of plain decoding"
-    )
-    parser.add_argument(
-        "--output", type=Path, help="JSON file; default: report.json beside the first answer file"
-    )
-    parser.add_argument(
-        "--html",
-        type=Path,
-        metavar="RESULTS",
-        help="gather all tables and figures of this folder on one page instead",
-    )
-    args = parser.parse_args(argv)
-    with one_line_errors():
-        if args.html is not None:
-            print(write_page(args.html))
-            return
-        if not args.answers:
-            raise ValueError("no answer files are given")
-        rows = build_report(args.answers, args.baseline)
+    add = parser.add_argument
+    plain = "answer files of plain decoding"
+    output = "JSON file; default: report.json beside the first answer file"
+    page = "gather all tables and figures of this folder on one page instead"
+    add("answers", type=Path, nargs="*", help="answer files of the runs to report")
+    add("--baseline", type=Path, nargs="+", default=[], help=plain)
+    add("--output", type=Path, help=output)
+    add("--html", type=Path, metavar="RESULTS", help=page)
+    return parser
+
+
+@program(build_parser)
+def main(args: argparse.Namespace) -> None:
+    """Print and write the report, or write the page."""
+    if args.html is not None:
+        print(write_page(args.html))
+        return
+    if not args.answers:
+        raise ValueError("no answer files are given")
+    rows = build_report(args.answers, args.baseline)
     output = args.output or args.answers[0].with_name("report.json")
     print(render(rows))
     replace_text(output, json.dumps(rows, default=asdict, indent=1) + "\n")
     print(
-        f"tau: accepted + 1 a cycle, over all cycles. Intervals: 95 %, clustered by question. The same as JSON: {output}"
+        "tau: accepted + 1 per cycle, over all cycles. Intervals: 95 %, clustered by question. "
+        f"The same as JSON: {output}"
     )
 
 

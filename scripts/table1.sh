@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Table 1 of the paper, in exact fractions: the right proxy keeps the law of the sampled token, the proxy 1/4 does not.
+# Table 1 of the paper, in exact fractions: the right proxy keeps the distribution of the sampled
+# token, the proxy 1/4 does not.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bash scripts/install.sh

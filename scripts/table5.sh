@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Table 5 of the paper: tau, drafting time and coverage by size of the support; arguments go to both programs, for example: --pair demo --limit 20
-# (not --part, which evaluation.experiment alone knows: give it that and evaluation.paper.coverage by themselves)
+# Table 5 of the paper: tau, drafting time and coverage by size of the support. Arguments go to both
+# programs, for example: --pair demo --limit 20
+# (Not --part, which only evaluation.experiment knows: run the two programs by themselves then.)
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bash scripts/install.sh

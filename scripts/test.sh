@@ -1,7 +1,10 @@
 #!/usr/bin/env bash
-# Install into .venv where needed and run the tests; arguments go to pytest (--full runs the long ones too).
+# Install into .venv if needed and run the tests. Arguments go to pytest; --full runs the long ones,
+# too. The tests run in one process per core: TEST_PROCESSES=1 runs them in one.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bash scripts/install.sh
+export OMP_NUM_THREADS=1  # the networks of the tests are too small for threads to pay
+processes=${TEST_PROCESSES:-$(nproc)}
 set -x
-.venv/bin/python -m pytest "$@"
+.venv/bin/python -m pytest -n "$processes" --dist worksteal "$@"

@@ -194,7 +194,7 @@ class Run:
             lengths, recipe.batch_tokens, recipe.epochs, recipe.seed, accelerator.num_processes
         )
         self.total = self.batches.steps
-        tree = {"total_token": recipe.total_token, "depth": recipe.depth, "top_k": recipe.top_k}
+        tree = {"total_token": recipe.total_token, "depth": recipe.depth, "tree_top_k": recipe.top_k}
         self.held_out = HeldOut(
             self.target, held[: recipe.held_out], recipe.held_out_places, recipe.max_length, tree
         )

@@ -1,1 +1,1 @@
-"""Checks to point at your own pair and data."""
+"""Checks of the user's own pair and data."""

@@ -1,7 +1,7 @@
-"""Question sets in FastChat's format: one JSON object a line with ``question_id``, ``category`` and ``turns``.
+"""Question sets in FastChat's format: a JSON object per line, with question_id, category, turns.
 
-``python -m evaluation.questions fetch`` gets the paper's six sets, which are data under others' licences and so not part of this
-project, checks them and keeps them in the user's data folder.
+``python -m evaluation.questions fetch`` downloads the paper's six sets, checks them and keeps them
+in the user's data folder. They are not part of this project because they have their own licences.
 """
 
 import argparse
@@ -15,10 +15,11 @@ from pathlib import Path
 
 import eagle
 from eagle.files import replacing
-from eagle.program import one_line_errors
+from eagle.program import program
 
 SHIPPED = Path(eagle.__file__).parent / "data"
-SOURCE = "https://raw.githubusercontent.com/SafeAILab/EAGLE/cb7e0841fe0c206c6ed74a197ad5e2a1f13f5a2b/eagle/data"
+EAGLE_REVISION = "cb7e0841fe0c206c6ed74a197ad5e2a1f13f5a2b"
+SOURCE = f"https://raw.githubusercontent.com/SafeAILab/EAGLE/{EAGLE_REVISION}/eagle/data"
 SHA256 = {
     "alpaca": "8ad3e5a7fc61b88d8e25edb81a52a2ce00a04494d5694c122cb11a5cc26a00df",
     "gsm8k": "a55920b2f2aac724241124c59e5b8e8168dbbeb2ab0fdbee17d5b0ab6db5ff27",
@@ -39,25 +40,26 @@ class Question:
 
 
 def data_folder() -> Path:
-    """Where fetched question sets lie: ``$XDG_DATA_HOME/rheosampling``, by default under ``~/.local/share``."""
+    """Folder of fetched question sets: ``rheosampling`` in ``$XDG_DATA_HOME``.
+
+    If the variable is not set, ``~/.local/share`` takes its part.
+    """
     return Path(os.environ.get("XDG_DATA_HOME") or Path.home() / ".local/share") / "rheosampling"
 
 
 def question_file(bench_name: str) -> Path:
-    """The file of a named set: one that ships with the project, else one in the user's data folder.
+    """The file of a named set, from the sets of this project or from the user's data folder.
 
     Raises:
-        FileNotFoundError: naming where the file was looked for.
+        FileNotFoundError: if there is none; the message says how to get it.
     """
-    places = [folder / bench_name / "question.jsonl" for folder in (SHIPPED, data_folder())]
-    for place in places:
-        if place.is_file():
-            return place
-    how = (
-        "python -m evaluation.questions fetch gets it"
-        if bench_name in SHA256
-        else f"put its question.jsonl at {places[1]}"
-    )
+    files = [folder / bench_name / "question.jsonl" for folder in (SHIPPED, data_folder())]
+    for file in files:
+        if file.is_file():
+            return file
+    how = f"put its question.jsonl at {files[1]}"
+    if bench_name in SHA256:
+        how = "python -m evaluation.questions fetch gets it"
     raise FileNotFoundError(
         f"no question set {bench_name!r}: {how}, or give its path with --question-file"
     )
@@ -67,96 +69,106 @@ def load_questions(path: Path, begin: int | None = None, end: int | None = None)
     """Questions ``begin`` to ``end`` (a Python slice) of a file.
 
     Raises:
-        ValueError: naming the line that is not a question, a repeated id, or an empty selection.
+        ValueError: if a line is not a question, an id is repeated, or the selection is empty.
     """
     questions, seen = [], set()
     for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), 1):
         if not line.strip():
             continue
+        here = f"{path}, line {number}"
         try:
             record = json.loads(line)
-            question = Question(
-                record["question_id"], record.get("category") or "", tuple(record["turns"])
-            )
+            turns, category = tuple(record["turns"]), record.get("category") or ""
+            question = Question(record["question_id"], category, turns)
         except (json.JSONDecodeError, KeyError, TypeError) as error:
             raise ValueError(
-                f"{path}, line {number}: not a question with question_id and turns ({error!r})"
+                f"{here}: not a question with question_id and turns ({error!r})"
             ) from error
-        if not question.turns or question.question_id in seen:
-            raise ValueError(
-                f"{path}, line {number}: no turns, or question_id {question.question_id!r} seen before"
-            )
+        if not question.turns:
+            raise ValueError(f"{here}: the question has no turns")
+        if question.question_id in seen:
+            raise ValueError(f"{here}: question_id {question.question_id!r} was seen before")
         seen.add(question.question_id)
         questions.append(question)
     selected = questions[begin:end]
     if not selected:
         raise ValueError(
-            f"{path} has {len(questions)} questions and the selection [{begin}:{end}] holds none of them"
+            f"{path} has {len(questions)} questions; "
+            f"the selection [{begin}:{end}] holds none of them"
         )
     return selected
 
 
 def fetch(name: str, source: Path | None = None) -> Path:
-    """Get one of the paper's sets into the data folder, checked; one that is there already is only checked.
+    """Get one of the paper's sets into the data folder and check it.
+
+    A set that is already there is only checked; if it is damaged, it is fetched again.
 
     Args:
-        source: folder that holds ``<name>/question.jsonl``; None gets it from EAGLE's repository.
+        name: a key of ``SHA256``.
+        source: folder that holds ``<name>/question.jsonl``; None for EAGLE's repository on the web.
+
+    Returns:
+        The file in the data folder.
 
     Raises:
-        ValueError: where the file is not the published one.
-        OSError: where it cannot be read, or there is no network.
+        ValueError: if the file is not the published one.
+        OSError: if it cannot be read, or there is no network.
     """
-    place = data_folder() / name / "question.jsonl"
-    if place.is_file() and hashlib.sha256(place.read_bytes()).hexdigest() == SHA256[name]:
-        return place
+    path = data_folder() / name / "question.jsonl"
+    if path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == SHA256[name]:
+        return path
     if source is not None:
         origin = str(source / name / "question.jsonl")
         content = Path(origin).read_bytes()
     else:
         origin = f"{SOURCE}/{name}/question.jsonl"
-        try:
-            with urllib.request.urlopen(origin, timeout=60) as response:
-                content = response.read()
-        except urllib.error.URLError as error:
-            raise OSError(
-                f"{origin} cannot be reached ({error.reason}). Without a network: copy eagle/data of an EAGLE checkout here and "
-                "give it with --from"
-            ) from error
+        content = download(origin)
     found = hashlib.sha256(content).hexdigest()
     if found != SHA256[name]:
         raise ValueError(
-            f"{origin} is not the published question set: its SHA-256 is {found}, expected {SHA256[name]}"
+            f"{origin} is not the published question set: "
+            f"its SHA-256 is {found}, expected {SHA256[name]}"
         )
-    with replacing(place) as scratch:
+    with replacing(path) as scratch:
         scratch.write_bytes(content)
-    return place
+    return path
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Entry point; bad input ends with one line, not a traceback."""
+def download(url: str) -> bytes:
+    """The content of a web address; an OSError explains what to do without a network."""
+    try:
+        with urllib.request.urlopen(url, timeout=60) as response:
+            return response.read()
+    except urllib.error.URLError as error:
+        raise OSError(
+            f"{url} cannot be reached ({error.reason}). Without a network: copy the folder "
+            "eagle/data of a checkout of EAGLE to this machine and give it with --from"
+        ) from error
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
     parser = argparse.ArgumentParser(
         prog="python -m evaluation.questions", description="The paper's six question sets."
     )
-    command = parser.add_subparsers(dest="command", required=True).add_parser(
-        "fetch", help="get, check and keep them"
-    )
-    command.add_argument("names", nargs="*", help=f"default: all of {', '.join(SHA256)}")
-    command.add_argument(
-        "--from",
-        dest="source",
-        type=Path,
-        help="folder with <name>/question.jsonl, in place of the network",
-    )
-    args = parser.parse_args(argv)
-    unknown = [name for name in args.names if name not in SHA256]
-    with one_line_errors():
-        if unknown:
-            raise ValueError(
-                f"unknown question sets: {', '.join(unknown)}; choose among {', '.join(SHA256)}"
-            )
-        for name in args.names or SHA256:
-            place = fetch(name, args.source)
-            print(f"{name}: {len(load_questions(place))} questions, {place}", flush=True)
+    commands = parser.add_subparsers(dest="command", required=True)
+    add = commands.add_parser("fetch", help="download, check and keep them").add_argument
+    origin = "folder that holds <name>/question.jsonl, instead of the network"
+    add("names", nargs="*", help=f"default: all of {', '.join(SHA256)}")
+    add("--from", dest="source", type=Path, help=origin)
+    return parser
+
+
+@program(build_parser)
+def main(args: argparse.Namespace) -> None:
+    """Fetch the sets asked for."""
+    unknown = ", ".join(name for name in args.names if name not in SHA256)
+    if unknown:
+        raise ValueError(f"unknown question sets: {unknown}; choose among {', '.join(SHA256)}")
+    for name in args.names or SHA256:
+        path = fetch(name, args.source)
+        print(f"{name}: {len(load_questions(path))} questions, {path}", flush=True)
 
 
 if __name__ == "__main__":

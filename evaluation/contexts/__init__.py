@@ -1,1 +1,1 @@
-"""Methods and heads compared on the same contexts."""
+"""Methods and draft heads compared on the same contexts."""

@@ -1,429 +1,211 @@
-"""What a cycle costs and where it goes: ``python -m evaluation.bench --base-model-path smollm2-demo``.
+"""Time the cycles of a pair: ``python -m evaluation.bench --base-model-path smollm2-demo``.
 
-Plain decoding, Top-K and RheoSampling answer the same questions, a cycle of each in turn, so that a slow moment of the machine meets all
-alike; what is written is a median over cycles, or a ratio paired by question; cycles are compared where both methods took turns. "Networks" is
-the time inside the modules of target and head, the rest is what the method costs (on a CPU; a GPU's launches return before the work is done,
-so that only phases and cycles are timed there). The last line is one JSON object. How cost grows with the size of trees, contexts and
-vocabularies: ``evaluation.speed.growth``.
+Plain decoding, Top-K and RheoSampling answer the same questions and take turns cycle by cycle, so
+that a slow moment of the machine affects all of them. The table holds medians over cycles and
+ratios paired by question.
+
+"Outside the networks" is the part of a cycle that is not spent inside the modules of target and
+draft head: it is what the method itself costs. It is measured on a CPU only. On a GPU the modules
+return before their work is done, so only whole phases and cycles are timed.
+
+The last line of the output is one JSON object. ``evaluation.speed.growth`` measures how the cost
+grows with the sizes of trees, contexts and vocabularies.
 """
 
 import argparse
 import json
 import math
-import random
-import time
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
 from statistics import mean, median
 
 import torch
 from scipy.stats import trim_mean
-from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from tqdm import tqdm
 
 from eagle.files import replace_text
 from eagle.model.ea_model import EaModel
-from eagle.model.linear import PackedLinear
 from eagle.model.tuning.tree_size import verification_seconds
-from eagle.program import one_line_errors
+from eagle.program import program
 from evaluation.common import flags
-from evaluation.common.answers import commit, device_name, turn_seed
+from evaluation.common.answers import turn_seed
+from evaluation.common.markdown import table
 from evaluation.common.prompts import build_prompt, check_template
 from evaluation.common.questions import load_questions, question_file
-from evaluation.common.statistics import Estimate, ratio, ratio_of_ratios
-from evaluation.paper.tables import show
+from evaluation.common.run_info import device_name, git_revision
+from evaluation.common.statistics import Estimate, ratio, ratio_of_ratios, show
+from evaluation.speed.memory import bandwidth, cycle_bytes
+from evaluation.speed.operations import Operations
+from evaluation.speed.timing import PHASES, Clock, Sample, networks, take_turns, timed_answer
 from rheo import AUTO
 
 METHODS = {"plain": {"sampling": "none"}, "topk": {"sampling": "topk"}} | {
     f"rheo m={m}": {"sampling": "rheo", "m": m} for m in (0, 1, 2, AUTO)
 }
-PHASES = ("draft", "verify", "commit")
-COUNTED = 10  # cycles, at least, whose operations are counted
-NODES = (1, 4, 8, 12, 16, 24, 32, 60)
+COUNTED = 10  # cycles whose operations are counted, at least
+COUNTED_TOKENS = 24  # largest length of an answer whose operations are counted
+NODES = (1, 4, 8, 12, 16, 24, 32, 60)  # tree sizes whose forward is timed
 
 
-class Operations(TorchDispatchMode):
-    """Counts operations that make or change data, and reads of data by the host; views are free.
-
-    Attributes:
-        counts: by name.
-        reads: numbers that the host reads from another device, and copies from there to the CPU.
-        paused: True while nothing is counted.
-    """
-
-    def __init__(self):
-        super().__init__()
-        self.counts, self.reads, self.paused = Counter(), 0, False
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        result = function(*args, **(kwargs or {}))
-        if self.paused:
-            return result
-        made, given = (
-            [x for x in tree_leaves(tree) if isinstance(x, torch.Tensor) and not x.is_mkldnn]
-            for tree in (result, (args, kwargs))
-        )
-        name = function.overloadpacket.__name__
-        elsewhere = any(x.device.type not in ("cpu", "meta") for x in given)
-        self.reads += elsewhere and (
-            name == "_local_scalar_dense" or any(x.device.type == "cpu" for x in made)
-        )
-        before = {
-            x.untyped_storage()._cdata for x in given
-        }  # not its address, which tensors without data lack
-        view = (
-            all(x.untyped_storage()._cdata in before for x in made)
-            and not function._schema.is_mutable
-        )
-        if made and not view:
-            self.counts[name] += 1
-        return result
-
-    @contextmanager
-    def leaving_out(self, target) -> Iterator[None]:
-        """Within, the forwards of a ``TargetModel`` are not counted."""
-        forward = target._forward
-
-        def uncounted(*args, **kwargs):
-            self.paused = True
-            try:
-                return forward(*args, **kwargs)
-            finally:
-                self.paused = False
-
-        target._forward = uncounted
-        try:
-            yield
-        finally:
-            del target._forward
-
-
-class Clock:
-    """Seconds spent inside some modules, none of which holds another."""
-
-    def __init__(self, modules: list[nn.Module]):
-        self.seconds, self.started = 0.0, 0.0
-        for module in modules:
-            module.register_forward_pre_hook(self.start)
-            module.register_forward_hook(self.stop)
-
-    def start(self, *_):
-        self.started = time.perf_counter()
-
-    def stop(self, *_):
-        self.seconds += time.perf_counter() - self.started
-
-
-def networks(model: EaModel) -> list[nn.Module]:
-    """The modules of target and head whose time is that of the networks."""
-    return [model.base_model, *(module for part in head_parts(model) for module in part)]
-
-
-def head_parts(model: EaModel) -> tuple[list[nn.Module], list[nn.Module]]:
-    """The modules of the head that run once a cycle, and those that run at every draft call."""
-    head = model.draft
-    return [head.fc], [head.midlayer, head.norm, head.lm_head]
-
-
-@dataclass
-class Sample:
-    """One request: seconds of each cycle but the first.
-
-    Attributes:
-        tokens: emitted by these cycles.
-        cycles: whole cycles.
-        phases: by phase.
-        inside: in the networks.
-    """
-
-    method: str
-    question: int
-    tokens: int = 0
-    cycles: list[float] = field(default_factory=list)
-    phases: dict[str, list[float]] = field(default_factory=lambda: {phase: [] for phase in PHASES})
-    inside: list[float] = field(default_factory=list)
-
-
-def sample(
-    model: EaModel,
-    prompt: torch.Tensor,
-    method: str,
-    question: int,
-    settings: dict,
-    clock: Clock | None,
-) -> Iterator[Sample]:
-    """Answer one prompt and watch its cycles, whatever is done between them; the first one is a warm-up.
+def count_operations(
+    model: EaModel, prompts: list[torch.Tensor], settings: dict
+) -> tuple[float, float | None]:
+    """Operations outside the target's forward, and reads by the CPU, per cycle.
 
     Args:
-        clock: of the networks; None on a GPU, where every phase is waited for instead.
+        model: the pair.
+        prompts: answered one after the other until ``COUNTED`` cycles have been seen.
+        settings: keywords of ``EaModel.options``.
 
-    Yields:
-        What was found so far, the same object after every cycle.
+    Returns:
+        Two means over cycles. The second is None on a CPU, which reads its own memory.
     """
-    found = Sample(method, question)
-    stream = iter(model.stream(prompt, model.options(**settings, **METHODS[method]), timing=True))
-    seconds = None
-    while True:
-        start, inside = time.perf_counter(), clock.seconds if clock else 0.0
-        generation = next(stream, None)
-        end = time.perf_counter()
-        if generation is None:
-            return
-        if seconds is not None:
-            found.tokens += generation.accept_lengths[-1]
-            found.cycles.append(end - start)
-            for phase in PHASES:
-                found.phases[phase].append(
-                    generation.seconds.get(phase, 0.0) - seconds.get(phase, 0.0)
-                )
-            found.inside.append((clock.seconds if clock else 0.0) - inside)
-        seconds = dict(generation.seconds)
-        yield found
-
-
-def in_turn(answers: dict[str, Iterator[Sample]]) -> list[Sample]:
-    """Answers by method, a cycle of each in turn until all have ended, so that a slow moment of the machine meets all alike.
-
-    The order changes from round to round: what runs behind a cheap cycle finds a cooler processor.
-    """
-    last, chance = {}, random.Random(0)
-    while answers:
-        for method in chance.sample(list(answers), len(answers)):
-            found = next(answers[method], None)
-            if found is None:
-                del answers[method]
-            else:
-                last[method] = found
-    return list(last.values())
-
-
-def count(
-    model: EaModel, prompts: list[torch.Tensor], method: str, settings: dict
-) -> tuple[float, float | None]:
-    """Operations outside the target's forward, and reads by the host (of a GPU's memory; None on a CPU), of a mean cycle."""
     operations, cycles = Operations(), 0
     for prompt in prompts:
-        stream = model.stream(
-            prompt, model.options(**settings, **METHODS[method]), timing=True
-        )  # so that no graph hides them
-        next(stream)  # lays out what is laid out once
+        # With timing no CUDA graph is used; a graph would hide its operations.
+        stream = model.stream(prompt, model.options(**settings), timing=True)
+        next(stream)  # buffers are made in the first cycle
         with operations, operations.leaving_out(model.target):
-            for _ in stream:
-                cycles += 1
+            cycles += sum(1 for _ in stream)
         if cycles >= COUNTED:
             break
-    reads = None if model.target.device.type == "cpu" else operations.reads / max(cycles, 1)
-    return operations.counts.total() / max(cycles, 1), reads
+    cycles = max(cycles, 1)
+    reads = None if model.target.device.type == "cpu" else operations.reads / cycles
+    return operations.counts.total() / cycles, reads
 
 
-def bandwidth(device: torch.device) -> float:
-    """Bytes a second that the device reads from its memory, the best of ten tries."""
-    block = torch.ones(2**26, device=device)  # 256 MiB, beyond any cache
-    seconds = []
-    for _ in range(10):
-        start = time.perf_counter()
-        for _ in range(4):  # so that on a GPU the one wait at the end weighs little
-            total = block.sum()
-        total.item()
-        seconds.append(time.perf_counter() - start)
-    return 4 * block.nbytes / min(seconds)
-
-
-def weight_bytes(module: nn.Module) -> int:
-    """Bytes of a module's weights, packed ones too."""
-    packed = (part.packed for part in module.modules() if isinstance(part, PackedLinear))
-    return sum(weight.numel() * weight.element_size() for weight in (*module.parameters(), *packed))
-
-
-def cycle_bytes(model: EaModel, drafting: bool, context: int) -> int:
-    """Bytes that a cycle must read: weights and cache of the target, and of the head its fusion once and its layer and output per draft call.
-
-    Of embeddings a cycle reads a few rows; they are not counted.
-    """
-    target = model.target
-    weights = weight_bytes(target.model)
-    if getattr(target.output_head, "weight", None) is not target.embedding.weight:
-        weights -= target.embedding.weight.nbytes
-    cache = (
-        sum(buffer.data[..., :1, :].nbytes for buffer in target.new_cache(1).buffers.values())
-        * context
+def paired(samples: list[Sample], method: str, base: str) -> dict[int | str, tuple[Sample, Sample]]:
+    """The samples of two methods by question, if both have timed cycles."""
+    ours, theirs = (
+        {sample.question: sample for sample in samples if sample.method == name and sample.cycles}
+        for name in (method, base)
     )
-    once, per_call = (sum(map(weight_bytes, part)) for part in head_parts(model))
-    return weights + cache + drafting * (once + (model.tree_defaults["depth"] + 1) * per_call)
+    return {key: (ours[key], theirs[key]) for key in ours if key in theirs}
 
 
-def compare(samples: list[Sample], method: str, base: str, value) -> Estimate | None:
-    """Ratio of a value of two methods, paired by question; ``value`` maps a sample to (numerator, denominator)."""
-    sides = paired(samples, method, base)
-    (y1, x1), (y0, x0) = (
-        [{k: value(pair[side])[part] for k, pair in sides.items()} for part in (0, 1)]
+def compare_speeds(samples: list[Sample], method: str, base: str) -> Estimate | None:
+    """Tokens per second of ``method`` over those of ``base``, paired by question."""
+    pairs = paired(samples, method, base)
+    sums = [
+        {question: value(pair[side]) for question, pair in pairs.items()}
         for side in (0, 1)
-    )
-    return ratio_of_ratios(y1, x1, y0, x0)
+        for value in (lambda sample: sample.tokens, lambda sample: sum(sample.cycles))
+    ]
+    return ratio_of_ratios(*sums)
 
 
 def compare_cycles(samples: list[Sample], method: str, base: str) -> Estimate | None:
-    """How many times as long as a cycle of ``base`` one of ``method`` takes, over the rounds in which both took turns.
+    """Seconds of a cycle of ``method`` over those of ``base``.
 
-    Of each question the geometric mean over its rounds, a fifth of them left out at either end: what disturbs the machine for the length of a
-    cycle hits one method alone.
+    Only rounds in which both methods took a turn are compared. The value of a question is the
+    geometric mean over its rounds, without the lowest and the highest fifth: a disturbance as short
+    as a cycle affects one method alone.
     """
     means, rounds = {}, {}
-    for question, (found, other) in paired(samples, method, base).items():
-        logs = [math.log(a / b) for a, b in zip(found.cycles, other.cycles)]
+    for question, (ours, theirs) in paired(samples, method, base).items():
+        logs = [math.log(a / b) for a, b in zip(ours.cycles, theirs.cycles)]
         rounds[question] = len(logs)
         means[question] = len(logs) * math.exp(trim_mean(logs, 0.2))
     return ratio(means, rounds)
 
 
-def paired(samples: list[Sample], method: str, base: str) -> dict[int, tuple[Sample, Sample]]:
-    """The samples of two methods by question, where both have cycles."""
-    sides = [
-        {found.question: found for found in samples if found.method == name and found.cycles}
-        for name in (method, base)
-    ]
-    return {k: (sides[0][k], sides[1][k]) for k in sides[0] if k in sides[1]}
-
-
-def summarise(
-    model: EaModel, samples: list[Sample], counts: dict, context: int, speed: float
-) -> list[dict]:
-    """One row a method.
+def summarise(samples: list[Sample], method: str, floor: float) -> dict:
+    """The results of one method.
 
     Args:
-        speed: of the memory, bytes a second.
+        samples: of all methods.
+        method: its name.
+        floor: seconds that a cycle needs to read its bytes from memory.
 
     Raises:
-        ValueError: naming a method none of whose answers has two cycles.
+        ValueError: if no answer of the method has two cycles.
     """
-    rows = []
-    for method in counts:
-        mine = [found for found in samples if found.method == method]
-        cycles = [second for found in mine for second in found.cycles]
-        if not cycles:
-            raise ValueError(
-                f"no answer of {method} has two cycles, and the first one is a warm-up; raise --max-new-token"
-            )
-        floor = cycle_bytes(model, method != "plain", context) / speed
-        inside = [second for found in mine for second in found.inside]
-        rows.append({
-            "method": method, "cycles": len(cycles), "tau": sum(found.tokens for found in mine) / len(cycles), "cycle_ms": 1e3 * median(cycles),
-            "phases_ms": {phase: 1e3 * median(second for found in mine for second in found.phases[phase]) for phase in PHASES},
-            "outside_ms": 1e3 * median(a - b for a, b in zip(cycles, inside)) if any(inside) else None,
-            "tokens_per_sec": sum(found.tokens for found in mine) / sum(cycles),
-            "times_plain": compare(samples, method, "plain", lambda found: (found.tokens, sum(found.cycles))),
-            "cycle_over_topk": compare_cycles(samples, method, "topk"),
-            "floor_ms": 1e3 * floor, "bandwidth_share": floor / median(cycles), "operations": counts[method][0], "reads": counts[method][1],
-        })  # fmt: skip
-    return rows
+    own = [sample for sample in samples if sample.method == method]
+    cycles = [seconds for sample in own for seconds in sample.cycles]
+    if not cycles:
+        raise ValueError(
+            f"no answer of {method} has two cycles, and the first one is a warm-up; "
+            "raise --max-new-token"
+        )
+    tokens = sum(sample.tokens for sample in own)
+    inside = [seconds for sample in own for seconds in sample.inside]
+    outside = [whole - part for whole, part in zip(cycles, inside)]
+    phases = {
+        phase: [seconds for sample in own for seconds in sample.phases[phase]] for phase in PHASES
+    }
+    return {
+        "method": method,
+        "cycles": len(cycles),
+        "tau": tokens / len(cycles),
+        "cycle_ms": 1e3 * median(cycles),
+        "phases_ms": {phase: 1e3 * median(seconds) for phase, seconds in phases.items()},
+        "outside_ms": 1e3 * median(outside) if any(inside) else None,
+        "tokens_per_sec": tokens / sum(cycles),
+        "times_plain": compare_speeds(samples, method, "plain"),
+        "cycle_over_topk": compare_cycles(samples, method, "topk"),
+        "floor_ms": 1e3 * floor,
+        "bandwidth_share": floor / median(cycles),
+    }
 
 
 def render(rows: list[dict], forward: dict[int, float]) -> str:
-    """The report as Markdown."""
-    columns = (
-        "method", "cycles", "tau", "cycle, ms", *PHASES, "outside the networks", "over Top-K's", "tokens/s", "times plain",
-        "share of the memory's bandwidth", "operations", "host reads",
-    )  # fmt: skip
-    lines = [f"| {' | '.join(columns)} |", "| --- " * len(columns) + "|"]
-    for row in rows:
-        phases = " | ".join(f"{row['phases_ms'][phase]:.2f}" for phase in PHASES)
-        outside = "" if row["outside_ms"] is None else f"{row['outside_ms']:.2f}"
-        lines.append(
-            f"| {row['method']} | {row['cycles']} | {row['tau']:.2f} | {row['cycle_ms']:.1f} | {phases} | {outside} | {show(row['cycle_over_topk'])} | "
-            f"{row['tokens_per_sec']:.2f} | {show(row['times_plain'])} | {100 * row['bandwidth_share']:.0f} % | {row['operations']:.0f} | {row['reads']} |"
-        )
-    lines += ["", "| nodes | forward of the target, ms | over one node's |", "| --- | --- | --- |"]
-    lines += [
-        f"| {nodes} | {1e3 * second:.1f} | {second / forward[1]:.2f} |"
-        for nodes, second in forward.items()
+    """The report as Markdown.
+
+    Args:
+        rows: results by method.
+        forward: seconds of the target's forward, by tree nodes.
+    """
+    methods = {
+        "method": lambda row: row["method"],
+        "cycles": lambda row: row["cycles"],
+        "tau": lambda row: f"{row['tau']:.2f}",
+        "cycle, ms": lambda row: f"{row['cycle_ms']:.1f}",
+        **{name: lambda row, name=name: f"{row['phases_ms'][name]:.2f}" for name in PHASES},
+        "outside the networks": lambda row: (
+            None if row["outside_ms"] is None else f"{row['outside_ms']:.2f}"
+        ),
+        "over Top-K's": lambda row: show(row["cycle_over_topk"]),
+        "tokens/s": lambda row: f"{row['tokens_per_sec']:.2f}",
+        "times plain": lambda row: show(row["times_plain"]),
+        "share of the memory's bandwidth": lambda row: f"{100 * row['bandwidth_share']:.0f} %",
+        "operations": lambda row: f"{row['operations']:.0f}",
+        "reads by the CPU": lambda row: row["reads"],
+    }
+    sizes = [
+        (nodes, f"{1e3 * seconds:.1f}", f"{seconds / forward[1]:.2f}")
+        for nodes, seconds in forward.items()
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(
+        (
+            table(list(methods), [[cell(row) for cell in methods.values()] for row in rows]),
+            "",
+            table(("nodes", "forward of the target, ms", "over one node's"), sizes),
+            "",
+        )
+    )
 
 
 def circumstances(args: argparse.Namespace, model: EaModel) -> dict:
-    """What a time holds for: the settings given, but not where the results go, and the machine."""
-    return {k: str(v) for k, v in vars(args).items() if v is not None and k != "output"} | {
-        "dtype": str(model.target.dtype), "device": device_name(model.target.device), "threads": torch.get_num_threads(),
-        "torch": torch.__version__, "commit": commit(),
-    }  # fmt: skip
+    """What a measured time holds for: the settings, the machine and the source code."""
+    given = {k: str(v) for k, v in vars(args).items() if v is not None and k != "output"}
+    return given | {
+        "dtype": str(model.target.dtype),
+        "device": device_name(model.target.device),
+        "threads": torch.get_num_threads(),
+        "torch": torch.__version__,
+        "commit": git_revision(),
+    }
 
 
-def run(args: argparse.Namespace) -> None:
-    """Measure, print, write."""
-    if args.rounds < 1:
-        raise ValueError(f"--rounds is {args.rounds}; it must be at least 1")
-    model = EaModel.from_pretrained(
-        args.base_model_path, args.ea_model_path, **flags.tree(args), **flags.model(args)
-    )
-    if model.draft is None:
-        raise ValueError("--ea-model-path is missing: a cycle needs a head")
-    check_template(args.template, model.tokenizer)
-    questions = load_questions(
-        args.question_file or question_file(args.bench_name), None, args.limit
-    )
-    settings = {"temperature": args.temperature, "max_new_tokens": args.max_new_token}
-    clock = Clock(networks(model)) if model.target.device.type == "cpu" else None
-    prompts = [
-        build_prompt(args.template, model.tokenizer, question.turns[:1], [])
-        for question in questions
-    ]
-    counts = {
-        method: count(
-            model, prompts, method, settings | {"max_new_tokens": min(24, args.max_new_token)}
-        )
-        for method in args.methods
-    }
-    samples = []
-    for question, prompt in tqdm(list(zip(questions, prompts)), unit="question"):
-        seed = turn_seed(args.seed, question.question_id, 0, 0)
-        samples += in_turn(
-            {
-                method: sample(
-                    model, prompt, method, question.question_id, settings | {"seed": seed}, clock
-                )
-                for method in args.methods
-            }
-        )
-    context = round(mean(prompt.numel() for prompt in prompts) + args.max_new_token / 2)
-    speed = bandwidth(model.target.device)
-    rows = summarise(model, samples, counts, context, speed)
-    forward = {
-        nodes: median(seconds)
-        for nodes, seconds in verification_seconds(
-            model.target, NODES, context, args.rounds
-        ).items()
-    }
-    about = circumstances(args, model) | model.tree_defaults
-    about |= {
-        "questions": len(questions),
-        "context": context,
-        "bandwidth_gb_per_sec": round(speed / 1e9, 1),
-    }
-    text = render(rows, forward)
-    print(text)
-    result = json.dumps(
-        {
-            "settings": about,
-            "methods": rows,
-            "forward_ms": {k: 1e3 * v for k, v in forward.items()},
-        },
-        default=asdict,
-    )
-    if args.output:
-        replace_text(
-            args.output / "bench.md",
-            text + "\n" + ", ".join(f"{k} {v}" for k, v in about.items()) + "\n",
-        )
-        replace_text(args.output / "bench.json", result + "\n")
-    print(result)
+def write_report(folder: Path, name: str, text: str, settings: dict, result: str) -> None:
+    """Write ``name.md``, a text with the settings below it, and ``name.json``."""
+    settings_line = ", ".join(f"{key} {value}" for key, value in settings.items())
+    replace_text(folder / f"{name}.md", f"{text}\n{settings_line}\n")
+    replace_text(folder / f"{name}.json", result + "\n")
 
 
 def build_parser() -> argparse.ArgumentParser:
+    """The command line."""
     parser = argparse.ArgumentParser(
         prog="python -m evaluation.bench",
         description="Time the phases of a cycle.",
@@ -431,21 +213,15 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--base-model-path", required=True)
-    add("--ea-model-path", help="default: the demo's head")
+    add("--ea-model-path", help="default: the demo's draft head")
     add("--bench-name", default="demo")
     add("--question-file", type=Path)
-    add("--limit", type=int, help="questions; default: all")
+    add("--limit", type=int, help="number of questions; default: all")
     add("--max-new-token", type=int, default=48)
     add("--temperature", type=float, default=1.0)
-    add(
-        "--methods",
-        "--arms",
-        dest="methods",
-        nargs="+",
-        choices=METHODS,
-        default=list(METHODS),
-        help="those that take turns; of fewer each has more of them in the same time",
-    )
+    which = "methods that take turns; with fewer, each has more turns in the same time"
+    names = ("--methods", "--arms")
+    add(*names, dest="methods", nargs="+", choices=METHODS, default=list(METHODS), help=which)
     add("--rounds", type=int, default=15, help="forwards of each tree size")
     add("--seed", type=int, default=0)
     add("--output", type=Path, help="folder for bench.md and bench.json")
@@ -454,10 +230,67 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Entry point; bad input ends with one line, not a traceback."""
-    with one_line_errors():
-        run(build_parser().parse_args(argv))
+@program(build_parser)
+def main(args: argparse.Namespace) -> None:
+    """Measure, print the report, and write it."""
+    if args.rounds < 1:
+        raise ValueError(f"--rounds is {args.rounds}; it must be at least 1")
+    model = EaModel.from_pretrained(
+        base_model_path=args.base_model_path,
+        ea_model_path=args.ea_model_path,
+        **flags.tree(args),
+        **flags.model(args),
+    )
+    if model.draft is None:
+        raise ValueError("--ea-model-path is missing: a cycle needs a draft head")
+    check_template(args.template, model.tokenizer)
+    file = args.question_file or question_file(args.bench_name)
+    questions = load_questions(file, None, args.limit)
+    turns = [question.turns[:1] for question in questions]
+    prompts = [build_prompt(args.template, model.tokenizer, turn, []) for turn in turns]
+
+    settings = {"temperature": args.temperature, "max_new_tokens": args.max_new_token}
+    methods = {name: settings | METHODS[name] for name in args.methods}
+    short = {"max_new_tokens": min(COUNTED_TOKENS, args.max_new_token)}
+    counts = {
+        name: count_operations(model, prompts, keys | short) for name, keys in methods.items()
+    }
+
+    clock = Clock(networks(model)) if model.target.device.type == "cpu" else None
+    samples = []
+    for question, prompt in tqdm(list(zip(questions, prompts)), unit="question"):
+        seed = turn_seed(args.seed, question.question_id, 0, 0)
+        answers = []
+        for name, keys in methods.items():
+            samples.append(Sample(name, question.question_id))
+            options = model.options(**keys, seed=seed)
+            answers.append(timed_answer(model, prompt, options, samples[-1], clock))
+        take_turns(answers)
+
+    context = round(mean(prompt.numel() for prompt in prompts) + args.max_new_token / 2)
+    speed = bandwidth(model.target.device)
+    rows = []
+    for name, (operations, reads) in counts.items():
+        floor = cycle_bytes(model, name != "plain", context) / speed
+        row = summarise(samples, name, floor)
+        rows.append(row | {"operations": operations, "reads": reads})
+    times = verification_seconds(model.target, NODES, context, args.rounds)
+    forward = {nodes: median(seconds) for nodes, seconds in times.items()}
+
+    about = circumstances(args, model) | model.tree_defaults
+    about |= {
+        "questions": len(questions),
+        "context": context,
+        "bandwidth_gb_per_sec": round(speed / 1e9, 1),
+    }
+    text = render(rows, forward)
+    print(text)
+    forward_ms = {nodes: 1e3 * seconds for nodes, seconds in forward.items()}
+    content = {"settings": about, "methods": rows, "forward_ms": forward_ms}
+    result = json.dumps(content, default=asdict)
+    if args.output:
+        write_report(args.output, "bench", text, about, result)
+    print(result)
 
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""One-off studies behind the documents."""
+"""Studies that were made once, for the documents."""

@@ -1,1 +1,1 @@
-"""EAGLE and this project side by side."""
+"""EAGLE and this project compared by running both."""

@@ -29,9 +29,8 @@ from eagle.model.tuning.contexts import contexts
 from eagle.traineagle3.new_head import new_config, new_head, save_head
 from evaluation.common.prompts import build_prompt
 from evaluation.common.questions import load_questions, question_file
-from evaluation.common.statistics import Statistic
+from evaluation.common.statistics import Statistic, show
 from evaluation.gen_ea_answer import build_parser as answer_parser
-from evaluation.paper.tables import show
 from evaluation.speed.bench import Clock, networks
 from rheo import Tree
 

@@ -1,241 +1,166 @@
-"""The output law of build + prune + verify, computed and not estimated: every outcome of every draw of the real code.
+"""Walk every outcome of build, prune and verify, and add up the probability of what is emitted.
 
-``grow``, ``prune`` and ``verify`` run as in decoding; only their ``Draws`` is replaced by ``Replay``, which is told what each
-draw yields and knows how probable that was. The laws are tables of fractions that depend on the whole prefix, so the arithmetic
-is exact (``rheo.rational``), or float64 where tensors are to be tested with their rounding.
+``grow``, ``prune`` and ``verify`` run as they do in decoding. Only their ``Draws`` is replaced: a
+``Replay`` is told the outcome of each draw, and records how probable it was.
+
+Begin with ``outcomes``, which runs a function once for every outcome of its draws. ``Enumerator``
+applies it to one cycle: ``kept_trees`` enumerates the trees, ``emitted`` enumerates their
+verification, and ``after_cycles`` joins several cycles.
 """
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from rheo.certify.rational import RationalTensor
+from rheo.certify.distributions import Distributions, Path
+from rheo.certify.rational import Arithmetic, Probability
+from rheo.draws import Draws
 from rheo.pool import LEAD, PoolOptions
-from rheo.tree import NO_KIND, Tree, TreeOptions, grow, prune
+from rheo.tree import NO_KIND, Growth, Tree, TreeOptions, grow, prune
 from rheo.verification import verify
 
-Path = tuple[int, ...]  # token ids after the prefix
-TextProbs = dict[Path, Fraction | float]  # emitted tokens: probability
+TextProbs = dict[Path, Probability]  # probability of each emitted text
+Choices = dict[Hashable, int]  # outcome of each decided draw
 WALKS = ("jointly", "by node", "merged")
 
 
-class Arithmetic:
-    """How tables of fractions become what the code computes with.
+class Replay(Draws):
+    """Takes the place of ``Draws``: the outcome of each draw is given, not random.
+
+    Every draw has a name. While the tree is built, a draw is named by the path of its parent and
+    by how often that parent has drawn before. So a draw keeps its name whatever the others yield.
+    In verification a draw is named by its number.
+
+    The random numbers of ``Draws`` are never set up here. So a method of ``Draws`` that is not
+    replaced fails, and does not bring in chance.
 
     Args:
-        name: "fractions", or "float64" for ordinary tensors.
+        choices: the outcomes of the draws that are decided.
+        chance: chooses the outcomes of the other draws; None takes the first possible one.
+
+    Attributes:
+        parents: paths of the parents of the next call of ``token`` with several rows. It must be
+            set before each level of the tree.
+        drawn: for each draw so far the probabilities of its outcomes, and the outcome.
     """
 
-    NAMES = ("fractions", "float64")
-    LOWEST = -1000.0  # stands for the logarithm of 0, whose exponential is 0 in float64
-
-    def __init__(self, name: str):
-        if name not in self.NAMES:
-            raise ValueError(f"arithmetic is {name!r}; choose one of {', '.join(self.NAMES)}")
-        self.exact = name == "fractions"
-
-    def logits(self, weights: list[tuple[Fraction, ...]]) -> Tensor | RationalTensor:
-        """``[P, V]`` draft logits from rows of weights."""
-        if self.exact:
-            return RationalTensor(weights, log=True)
-        return (
-            torch.tensor([[float(w) for w in row] for row in weights], dtype=torch.float64)
-            .log()
-            .clamp_min(self.LOWEST)
-        )
-
-    def probs(self, p: tuple[Fraction, ...]) -> Tensor | RationalTensor:
-        """``[V]`` a target law."""
-        return (
-            RationalTensor(p)
-            if self.exact
-            else torch.tensor([float(x) for x in p], dtype=torch.float64)
-        )
-
-    def number(self, x: Fraction) -> Fraction | float:
-        return x if self.exact else float(x)
-
-
-class RandomDistributions:
-    """Target and draft laws, different after every prefix, of mixed kinds: dense, tied, with zeros, certain, uniform, peaked.
-
-    The draft's weights are squares, so that temperatures 1/2, 1 and 2 lead to rational laws.
-
-    Args:
-        vocab: number of target tokens.
-        seed: of the laws; modulo 6 the kind of the draft's law at the root, in the order above.
-        draft_ids: target id of each draft id; None where the vocabularies agree.
-    """
-
-    def __init__(self, vocab: int, seed: int, draft_ids: tuple[int, ...] | None = None):
-        self.vocab, self.seed, self.draft_ids = vocab, seed, draft_ids or tuple(range(vocab))
-        self._cache: dict = {}
-
-    def target(self, path: Path) -> tuple[Fraction, ...]:
-        """p after ``path``."""
-        return self._at(path)[0]
-
-    def draft(self, path: Path) -> tuple[Fraction, ...]:
-        """Weights of the draft's tokens after ``path``; their sum is not 1."""
-        return self._at(path)[1]
-
-    def _at(self, path: Path):
-        if path not in self._cache:
-            chance = random.Random(f"{self.seed} {path}")
-            p = _weights(chance, self.vocab)
-            q = _weights(
-                chance, len(self.draft_ids), None if path else KINDS[self.seed % len(KINDS)]
-            )
-            if chance.random() < 0.2:  # a perfect draft, as far as its vocabulary goes
-                p = [0] * self.vocab
-                for token, weight in zip(self.draft_ids, q):
-                    p[token] = weight
-            self._cache[path] = tuple(Fraction(w, sum(p)) for w in p), tuple(map(Fraction, q))
-        return self._cache[path]
-
-
-KINDS = ("dense", "tied", "zeros", "certain", "uniform", "peaked")
-
-
-def _weights(chance: random.Random, size: int, kind: str | None = None) -> list[int]:
-    kind = kind or chance.choice(KINDS)
-    roots = [chance.randint(1, 5) for _ in range(size)]
-    if kind == "tied":
-        roots = [chance.randint(1, 2) for _ in range(size)]
-    if kind == "zeros":
-        alive = chance.randrange(size)
-        roots = [root if i == alive or chance.random() < 0.5 else 0 for i, root in enumerate(roots)]
-    if kind == "certain":
-        roots = [0] * size
-        roots[chance.randrange(size)] = 1
-    if kind == "uniform":
-        roots = [1] * size
-    if kind == "peaked":
-        roots = [root**3 for root in roots]
-    return [root * root for root in roots]
-
-
-class ConstantDistributions:
-    """The same two laws after every prefix.
-
-    Args:
-        p: target law ``[V]``.
-        q: draft weights ``[V]``.
-    """
-
-    def __init__(self, p: tuple[Fraction, ...], q: tuple[Fraction, ...]):
-        self.vocab, self.draft_ids, self._p, self._q = len(p), tuple(range(len(q))), p, q
-
-    def target(self, path: Path) -> tuple[Fraction, ...]:
-        return self._p
-
-    def draft(self, path: Path) -> tuple[Fraction, ...]:
-        return self._q
-
-
-class Replay:
-    """Stands in for ``rheo.Draws``: each draw yields what ``choices`` says, else its first possible outcome.
-
-    A draw of the construction is named by the path of its parent (``parents``, set before each level), so that it
-    keeps its name whatever else happens; a draw of the verification by its number.
-
-    Args:
-        choices: outcome of the draws that are decided.
-        chance: where given, the other draws yield random outcomes.
-    """
-
-    def __init__(self, choices: dict, chance: random.Random | None = None):
+    def __init__(self, choices: Choices, chance: random.Random | None = None):
         self.choices, self.chance = choices, chance
-        self.parents: list[Path] | None = None
-        self.drawn: dict = {}  # name of each draw: (law, outcome)
-        self.times: Counter = Counter()
+        self.parents: list[Path] = []
+        self.drawn: dict[Hashable, tuple[list[Probability], int]] = {}
+        self._times: Counter[Path] = Counter()
 
-    def ahead(self, *_) -> "Replay":
+    def ahead(self, rows: int, width: int, device: torch.device) -> "Replay":
+        """There is nothing to make ahead of time."""
         return self
 
-    def token(self, weights) -> Tensor:
+    def token(self, weights: Tensor) -> Tensor:
+        """The given index per row."""
         if len(weights.shape) == 1:
             return torch.tensor(self._choose(len(self.drawn), weights.tolist()))
-        taken = []
+        chosen = []
         for path, row in zip(self.parents, weights.tolist(), strict=True):
-            self.times[path] += (
-                1  # padding may repeat a path, and code may draw twice: each is a draw of its own
-            )
-            if not any(
-                row
-            ):  # a tail without mass: the slot does not exist, and a race takes the first token
+            # Padding may repeat a path, and wrong code may draw twice: these are separate draws.
+            self._times[path] += 1
+            if not any(row):  # a tail without mass: the slot does not exist, any token will do
                 row = [1 + row[0], *row[1:]]
-            taken.append(self._choose((path, self.times[path]), row))
-        return torch.tensor(taken)
+            chosen.append(self._choose((path, self._times[path]), row))
+        return torch.tensor(chosen)
 
-    def accept(self, ratio) -> Tensor:
+    def accept(self, ratio: Tensor) -> Tensor:
+        """The given decision: outcome 1 accepts."""
         probability = min(ratio.tolist(), Fraction(1))
         return torch.tensor(self._choose(len(self.drawn), [1 - probability, probability]) == 1)
 
-    def _choose(self, name, weights: list) -> int:
+    def _choose(self, name: Hashable, weights: list[Probability]) -> int:
+        """The outcome of a draw; it is recorded in ``drawn``."""
         total = sum(weights)
-        probs = [w / total for w in weights]
-        possible = [i for i, w in enumerate(probs) if w > 0]
-        outcome = self.choices.get(
-            name, self.chance.choice(possible) if self.chance else possible[0]
-        )
+        probs = [weight / total for weight in weights]
+        possible = [i for i, p in enumerate(probs) if p > 0]
+        first = self.chance.choice(possible) if self.chance else possible[0]
+        outcome = self.choices.get(name, first)
         self.drawn[name] = probs, outcome
         return outcome
 
 
 def outcomes(
-    run: Callable, matters: Callable = lambda result, name: True, source: type[Replay] = Replay
-) -> Iterator[tuple]:
-    """Yield (probability, result, choices) of ``run(draws)`` over all outcomes of its draws.
+    run: Callable[[Any], Any],
+    matters: Callable[[Any, Hashable], bool] = lambda result, name: True,
+    source: type[Replay] = Replay,
+) -> Iterator[tuple[Any, Any, Choices]]:
+    """Run a function for every outcome of its draws.
 
     Args:
-        matters: tells of a result and a draw's name whether the draw must be decided. A draw that never
-            matters stays open, and its outcomes are merged into one.
-        source: what stands in for ``Draws``.
+        run: the function. It makes all its random decisions with its argument, a ``Replay``.
+        matters: whether a draw must be decided, given the result and the name of the draw. A draw
+            that never matters stays open, so that all its outcomes count as one.
+        source: the class of the argument of ``run``.
+
+    Yields:
+        The probability of an outcome, the result of ``run``, and the decided draws. The
+        probabilities sum to 1.
     """
-    open_states = [({}, 1)]
-    while open_states:
-        choices, weight = open_states.pop()
+    stack: list[tuple[Choices, Any]] = [({}, 1)]
+    while stack:
+        choices, probability = stack.pop()
         draws = source(choices)
         result = run(draws)
-        while (
-            name := next((n for n in draws.drawn if n not in choices and matters(result, n)), None)
-        ) is not None:
-            probs, taken = draws.drawn[name]
-            for other, probability in enumerate(probs):
-                if other != taken and probability > 0:
-                    open_states.append(({**choices, name: other}, weight * probability))
-            choices, weight = {**choices, name: taken}, weight * probs[taken]
-        yield weight, result, choices
+        for name, (probs, chosen) in draws.drawn.items():
+            if name in choices or not matters(result, name):
+                continue
+            # Decide this draw here as it came out. Its other outcomes wait on the stack.
+            for other, p in enumerate(probs):
+                if other != chosen and p > 0:
+                    stack.append(({**choices, name: other}, probability * p))
+            choices, probability = {**choices, name: chosen}, probability * probs[chosen]
+        yield probability, result, choices
 
 
 class MergeError(AssertionError):
-    """A draw outside of the kept tree changed the kept tree."""
+    """A draw that was left open changed the kept tree."""
+
+
+class KeptTree(NamedTuple):
+    """A tree after pruning.
+
+    Attributes:
+        probability: of this tree among all outcomes.
+        tree: the tree.
+        paths: for each node the tokens from the root's child down to it.
+    """
+
+    probability: Any
+    tree: Tree
+    paths: list[Path]
 
 
 @dataclass(frozen=True)
 class Enumerator:
-    """The law of what one cycle emits after each prefix.
+    """The exact distribution of what cycles emit.
 
     Attributes:
-        distributions: target and draft.
-        pool, depth: as in ``TreeOptions``.
+        distributions: the target and the draft.
+        pool: as in ``TreeOptions``.
+        depth: as in ``TreeOptions``.
         verification: as in ``verify``.
-        arithmetic: see ``Arithmetic``.
-        walk: "jointly": every draw through the whole of ``grow``, ``prune`` and ``verify``; "by node": every draw of the
-            construction, then the steps of ``verify`` node by node, each once; "merged": by node, and of the construction only the draws
-            of parents that keep a sampled or fill child.
+        arithmetic: fractions or float64.
+        walk: how the outcomes are enumerated. "jointly": every draw of build and verification,
+            with ``verify`` on the whole tree. "by node": every draw of the build, then ``verify``
+            on one node and its children at a time, once per different step. "merged": by node,
+            and the only draws of the build that are decided are those of parents that keep a
+            sampled or fill child.
 
     Raises:
         ValueError: for another ``walk``.
     """
 
-    distributions: RandomDistributions | ConstantDistributions
+    distributions: Distributions
     pool: PoolOptions
     depth: int
     verification: str
@@ -246,146 +171,182 @@ class Enumerator:
         if self.walk not in WALKS:
             raise ValueError(f"walk is {self.walk!r}; choose one of {', '.join(WALKS)}")
 
-    def kept_trees(self, prefix: Path, budgets: tuple[int, ...]) -> dict[int, list[tuple]]:
-        """Per budget (drafted nodes) the different kept trees [(probability, tree, paths of its nodes)].
+    def kept_trees(self, prefix: Path, budgets: Sequence[int]) -> dict[int, list[KeptTree]]:
+        """The different trees that one cycle may keep after a prefix.
+
+        Args:
+            prefix: tokens before the cycle.
+            budgets: numbers of drafted nodes to keep.
+
+        Returns:
+            The trees of each budget. Their probabilities sum to 1.
 
         Raises:
-            MergeError: where a merged draw mattered after all (each result is tried with other outcomes).
+            MergeError: if a draw that was merged changes the kept tree.
         """
-        options = TreeOptions(self.pool, total_token=2, depth=self.depth)
-        target_ids = torch.tensor(self.distributions.draft_ids)
-        root = torch.tensor(prefix[-1] if prefix else 0)
-
-        def growth(draws):
-            draws.parents = [()]
-
-            def expand(tokens, ranks, level):
-                draws.parents = [
-                    (*draws.parents[r], t) for r, t in zip(ranks.tolist(), tokens.tolist())
-                ]
-                return self.arithmetic.logits(
-                    [self.distributions.draft((*prefix, *path)) for path in draws.parents]
-                )
-
-            return grow(
-                self.arithmetic.logits([self.distributions.draft(prefix)])[0],
-                expand,
-                options,
-                draws,
-                target_ids,
-            )
-
-        found: dict[int, dict] = {budget: {} for budget in budgets}
-
-        def add(budget, weight, tree):
-            entry = found[budget].setdefault(_key(tree), [0, tree, _paths(tree)])
-            entry[0] = entry[0] + weight
-
-        if self.walk != "merged":
-            for weight, grown, _ in outcomes(growth):
+        found: dict[int, dict[tuple, KeptTree]] = {budget: {} for budget in budgets}
+        if self.walk == "merged":
+            chance = random.Random(0)
+            for budget in budgets:
+                for probability, tree in self._merged(prefix, budget, chance):
+                    _add(found[budget], probability, tree)
+        else:
+            for probability, growth, _ in outcomes(lambda draws: self._grow(prefix, draws)):
                 for budget in budgets:
-                    add(budget, weight, prune(root, grown, budget + 1))
-            return {budget: list(trees.values()) for budget, trees in found.items()}
-
-        chance = random.Random(0)
-        for budget in budgets:
-
-            def run(draws, budget=budget):
-                tree = prune(root, growth(draws), budget + 1)
-                paths = _paths(tree)
-                return tree, {
-                    path[:-1]
-                    for path, kind in zip(paths, tree.kinds.tolist())
-                    if kind not in (LEAD, NO_KIND)
-                }
-
-            for weight, (tree, decided), choices in outcomes(
-                run, lambda result, name: name[0] in result[1]
-            ):
-                for _ in range(2):
-                    if _key(run(Replay(choices, chance))[0]) != _key(tree):
-                        raise MergeError(
-                            f"after {prefix}, {budget} drafted nodes: the kept tree hangs on a draw outside of it"
-                        )
-                add(budget, weight, tree)
+                    _add(found[budget], probability, _prune(prefix, growth, budget))
         return {budget: list(trees.values()) for budget, trees in found.items()}
 
-    def emitted(self, prefix: Path, trees: list[tuple]) -> TextProbs:
-        """{tokens of one cycle: probability} over the kept ``trees``."""
+    def _grow(self, prefix: Path, draws: Replay) -> Growth:
+        """Grow a tree after a prefix with the real code."""
+        draft, logits = self.distributions.draft, self.arithmetic.logits
+
+        def expand(tokens: Tensor, ranks: Tensor, level: int) -> Tensor:
+            expanded = zip(ranks.tolist(), tokens.tolist())
+            draws.parents = [(*draws.parents[rank], token) for rank, token in expanded]
+            return logits([draft((*prefix, *path)) for path in draws.parents])
+
+        draws.parents = [()]
+        options = TreeOptions(self.pool, total_token=2, depth=self.depth)
+        target_ids = torch.tensor(self.distributions.draft_ids)
+        return grow(logits([draft(prefix)])[0], expand, options, draws, target_ids)
+
+    def _merged(
+        self, prefix: Path, budget: int, chance: random.Random
+    ) -> Iterator[tuple[Probability, Tree]]:
+        """Yield (probability, tree) over the draws of parents that keep a sampled or fill child.
+
+        Each tree is built twice more, with random outcomes of the other draws. It must stay equal.
+        """
+
+        def build(draws: Replay) -> tuple[Tree, set[Path]]:
+            tree = _prune(prefix, self._grow(prefix, draws), budget)
+            nodes = zip(_paths(tree), tree.kinds.tolist())
+            return tree, {path[:-1] for path, kind in nodes if kind not in (LEAD, NO_KIND)}
+
+        def matters(result: tuple[Tree, set[Path]], name: Any) -> bool:
+            parent, _ = name
+            return parent in result[1]
+
+        for probability, (tree, _), choices in outcomes(build, matters):
+            for _ in range(2):
+                other, _ = build(Replay(choices, chance))
+                if _key(other) != _key(tree):
+                    raise MergeError(
+                        f"after {prefix}, {budget} drafted nodes: "
+                        "the kept tree depends on a draw outside of it"
+                    )
+            yield probability, tree
+
+    def emitted(self, prefix: Path, trees: Iterable[tuple[Any, Tree, list[Path]]]) -> TextProbs:
+        """The probability of each text that one cycle emits.
+
+        Args:
+            prefix: tokens before the cycle.
+            trees: the kept trees of the cycle, each as in ``KeptTree``.
+        """
         probs: TextProbs = defaultdict(int)
-        steps: dict = {}
-        for weight, tree, paths in trees:
-
-            def target(node, paths=paths):
-                return self.arithmetic.probs(self.distributions.target((*prefix, *paths[node])))
-
-            if self.walk != "jointly":
-                self._walk(probs, steps, tree, paths, target, 0, (), weight)
-                continue
-            for probability, tokens, _ in outcomes(lambda draws: self._verify(tree, target, draws)):
-                probs[tokens] += weight * probability
+        steps: dict[tuple, dict[int, Any]] = {}
+        for fields in trees:
+            kept = KeptTree(*fields)
+            if self.walk == "jointly":
+                texts = self._jointly(prefix, kept)
+            else:
+                texts = self._by_node(prefix, kept, 0, kept.probability, steps)
+            for text, probability in texts:
+                probs[text] += probability
         return dict(probs)
 
-    def _verify(self, tree: Tree, target: Callable, draws: Replay) -> Path:
+    def _jointly(self, prefix: Path, kept: KeptTree) -> Iterator[tuple[Path, Probability]]:
+        """Yield (text, probability) of one tree; ``verify`` runs on the whole tree."""
+
+        def target(node: Tensor) -> Tensor:
+            return self._target((*prefix, *kept.paths[node]))
+
+        for probability, text, _ in outcomes(lambda draws: self._verify(kept.tree, target, draws)):
+            yield text, kept.probability * probability
+
+    def _by_node(
+        self, prefix: Path, kept: KeptTree, node: int, reached: Any, steps: dict
+    ) -> Iterator[tuple[Path, Probability]]:
+        """Yield (text, probability) of the texts that pass through a node of one tree.
+
+        ``verify`` runs on the node and its children. ``reached`` is the probability of getting to
+        the node. ``steps`` holds what ``verify`` emitted in all steps so far.
+        """
+        path = kept.paths[node]
+        star, children = _star(kept.tree, node)
+        key = path, _key(star)
+        if key not in steps:
+            steps[key] = self._step(star, (*prefix, *path))
+        for token, probability in steps[key].items():
+            if token in children:
+                child, passed = children[token], reached * probability
+                yield from self._by_node(prefix, kept, child, passed, steps)
+            else:
+                yield (*path, token), reached * probability
+
+    def _step(self, star: Tree, text: Path) -> dict[int, Any]:
+        """The probability of each token that ``verify`` emits at the root of a tree, after a text."""
+        probs: dict[int, Any] = defaultdict(int)
+
+        def run(draws: Replay) -> Path:
+            return self._verify(star, lambda node: self._target(text), draws)
+
+        for probability, (token,), _ in outcomes(run):
+            probs[token] += probability
+        return probs
+
+    def _target(self, text: Path) -> Tensor:
+        """The target's probabilities ``[V]`` after a text."""
+        return self.arithmetic.probs(self.distributions.target(text))
+
+    def _verify(self, tree: Tree, target: Callable[[Tensor], Tensor], draws: Replay) -> Path:
+        """The tokens that the real code emits."""
         verified = verify(tree, target, draws, self.verification)
         if not verified.finite:
-            raise AssertionError("verification met a law that is not finite")
+            raise AssertionError("verification met target probabilities that are not finite")
         return tuple(verified.tokens[: verified.count].tolist())
-
-    def _walk(
-        self,
-        probs: TextProbs,
-        steps: dict,
-        tree: Tree,
-        paths: list[Path],
-        target,
-        node: int,
-        emitted: Path,
-        weight,
-    ) -> None:
-        """Add to ``probs`` what is emitted from ``node`` on: one step of ``verify`` on it and its children, then their walks."""
-        star, children = _star(tree, node)
-        key = paths[node], _key(star)
-        if key not in steps:
-            steps[key] = [
-                (t, w)
-                for w, t, _ in outcomes(
-                    lambda draws: self._verify(star, lambda _: target(node), draws)
-                )
-            ]
-        step = defaultdict(int)
-        for (token,), probability in steps[key]:
-            step[token] += probability
-        for token, probability in step.items():
-            if token in children:
-                self._walk(
-                    probs,
-                    steps,
-                    tree,
-                    paths,
-                    target,
-                    children[token],
-                    (*emitted, token),
-                    weight * probability,
-                )
-            else:
-                probs[(*emitted, token)] += weight * probability
 
     def after_cycles(
         self, cycles: int, budget: int, prefix: Path = ()
     ) -> tuple[TextProbs, list[Tree]]:
-        """{tokens of ``cycles`` cycles in a row: probability}, and all kept trees that were met."""
-        trees = self.kept_trees(prefix, (budget,))[budget]
-        first, met = self.emitted(prefix, trees), [tree for _, tree, _ in trees]
+        """The probability of each text that several cycles in a row emit.
+
+        Args:
+            cycles: number of cycles.
+            budget: number of drafted nodes to keep in each cycle.
+            prefix: tokens before the first cycle.
+
+        Returns:
+            The probabilities, and all kept trees of all cycles.
+        """
+        kept = self.kept_trees(prefix, (budget,))[budget]
+        first, trees = self.emitted(prefix, kept), [tree for _, tree, _ in kept]
         if cycles == 1:
-            return first, met
+            return first, trees
         probs: TextProbs = defaultdict(int)
-        for tokens, probability in first.items():
-            rest, more_trees = self.after_cycles(cycles - 1, budget, (*prefix, *tokens))
-            met += more_trees
+        for text, probability in first.items():
+            rest, more_trees = self.after_cycles(cycles - 1, budget, (*prefix, *text))
+            trees += more_trees
             for more, weight in rest.items():
-                probs[(*tokens, *more)] += probability * weight
-        return dict(probs), met
+                probs[(*text, *more)] += probability * weight
+        return dict(probs), trees
+
+
+def _prune(prefix: Path, growth: Growth, budget: int) -> Tree:
+    """The real code's tree of the root and ``budget`` drafted nodes."""
+    root = torch.tensor(prefix[-1] if prefix else 0)
+    return prune(root, growth, budget + 1)
+
+
+def _add(found: dict[tuple, KeptTree], probability: Any, tree: Tree) -> None:
+    """Add a tree to those found; equal trees become one."""
+    key = _key(tree)
+    if key in found:
+        probability = found[key].probability + probability
+        found[key] = found[key]._replace(probability=probability)
+    else:
+        found[key] = KeptTree(probability, tree, _paths(tree))
 
 
 def _paths(tree: Tree) -> list[Path]:
@@ -397,7 +358,7 @@ def _paths(tree: Tree) -> list[Path]:
 
 
 def _key(tree: Tree) -> tuple:
-    """Everything of a tree that verification reads; equal keys have equal laws."""
+    """Everything of a tree that verification reads."""
     rows = tree.pool_rows[sorted(set(tree.parents[tree.valid].tolist()))]
     tokens = torch.where(tree.valid, tree.tokens, 0)  # padding may hold anything
     parts = (tokens, tree.parents, tree.kinds, tree.valid, tree.tail[rows], tree.q_tail[rows])
@@ -405,72 +366,23 @@ def _key(tree: Tree) -> tuple:
 
 
 def _star(tree: Tree, node: int) -> tuple[Tree, dict[int, int]]:
-    """``node`` and its children as a tree that verification leaves after one step; the children's nodes by token."""
+    """A tree of a node and its children, which verification leaves after one step.
+
+    Returns:
+        The tree, and the index in the whole tree of each child by its token.
+    """
     nodes = torch.cat((torch.tensor([node]), tree.children(node).nonzero()[:, 0]))
-    zero, ones = torch.zeros_like(nodes), torch.ones_like(nodes)
-    levels, kinds = ones.clone(), tree.kinds[nodes]
-    levels[0], kinds[0] = 0, NO_KIND
-    star = Tree(
-        tokens=tree.tokens[nodes], parents=zero, levels=levels, kinds=kinds, valid=ones.bool(), log_scores=tree.log_scores[nodes],
-        mask=torch.eye(len(nodes), dtype=torch.bool), pool_rows=tree.pool_rows[nodes], tail=tree.tail, q_tail=tree.q_tail,
+    zeros, first = torch.zeros_like(nodes), torch.arange(len(nodes)) == 0
+    star = replace(
+        tree,
+        tokens=tree.tokens[nodes],
+        parents=zeros,
+        levels=torch.where(first, 0, 1),
+        kinds=torch.where(first, NO_KIND, tree.kinds[nodes]),
+        valid=~zeros.bool(),
+        log_scores=tree.log_scores[nodes],
+        mask=torch.eye(len(nodes), dtype=torch.bool),
+        pool_rows=tree.pool_rows[nodes],
         max_levels=0,
-    )  # fmt: skip
+    )
     return star, dict(zip(tree.tokens[nodes[1:]].tolist(), nodes[1:].tolist()))
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """How far an emitted law is from the target's.
-
-    Attributes:
-        observed, expected: per beginning of a text the probability that decoding, continued by the target where the cycles end, and the
-            target alone begin with it.
-        worst: the beginning where the two differ most.
-    """
-
-    observed: TextProbs
-    expected: TextProbs
-    worst: Path
-
-    @property
-    def difference(self) -> Fraction | float:
-        return abs(self.observed[self.worst] - self.expected[self.worst])
-
-
-def compare(
-    emitted: TextProbs,
-    distributions: RandomDistributions | ConstantDistributions,
-    arithmetic: Arithmetic,
-) -> Comparison:
-    """Compare an emitted law with the target's at every beginning that the cycles can reach.
-
-    Beyond these both laws go on as the target does, so no longer text can differ by more.
-    """
-    through: TextProbs = defaultdict(int)  # emitted texts that begin so
-    for tokens, probability in emitted.items():
-        for length in range(len(tokens) + 1):
-            through[tokens[:length]] += probability
-    observed, expected = {(): through[()]}, {(): arithmetic.number(Fraction(1))}
-    for begin in sorted(
-        {tokens[:length] for tokens in emitted for length in range(len(tokens))}, key=len
-    ):
-        ended = observed[begin] - through[begin] + emitted.get(begin, 0)  # here or before
-        for token, p in enumerate(distributions.target(begin)):
-            longer, p = (*begin, token), arithmetic.number(p)
-            observed[longer] = through.get(longer, 0) + ended * p
-            expected[longer] = expected[begin] * p
-    worst = max(observed, key=lambda tokens: abs(observed[tokens] - expected[tokens]))
-    return Comparison(observed, expected, worst)
-
-
-__all__ = [
-    "Arithmetic",
-    "Comparison",
-    "ConstantDistributions",
-    "Enumerator",
-    "MergeError",
-    "RandomDistributions",
-    "Replay",
-    "compare",
-    "outcomes",
-]

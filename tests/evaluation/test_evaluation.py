@@ -15,10 +15,12 @@ from eagle.model.ea_model import EaModel
 from evaluation import report
 from evaluation.checks import greedy as greedy_check
 from evaluation.common import questions
-from evaluation.common.answers import read_answers, turn_seed
+from evaluation.common.answer_file import read_answers
+from evaluation.common.answers import turn_seed
 from evaluation.common.prompts import build_prompt, check_template
 from evaluation.common.questions import load_questions, question_file
 from evaluation.common.statistics import ratio, ratio_of_ratios
+from evaluation.gen_baseline_answer import main as plain_main
 from evaluation.gen_ea_answer import main
 
 
@@ -264,7 +266,7 @@ def test_seeds_of_turns_are_stable_and_distinct():
 
 
 def test_report_compares_runs_and_the_same_file_gives_exactly_1(pair, tmp_path, capsys):
-    main(baseline_arguments(pair, tmp_path / "plain.jsonl"), drafting=False)
+    plain_main(baseline_arguments(pair, tmp_path / "plain.jsonl"))
     main(arguments(pair, tmp_path / "topk.jsonl"))
     main(arguments(pair, tmp_path / "rheo.jsonl", "--sampling", "rheo", "--m", "0"))
     capsys.readouterr()
@@ -296,7 +298,7 @@ def test_report_pools_seeds_and_refuses_a_baseline_without_the_questions(pair, t
         main(arguments(pair, tmp_path / f"{seed}.jsonl", "--seed", seed))
     rows = report.build_report([tmp_path / "1.jsonl", tmp_path / "2.jsonl"], [])
     assert len(rows) == 1 and rows[0]["seeds"] == [1, 2] and rows[0]["speedup"] is None
-    main(baseline_arguments(pair, tmp_path / "plain.jsonl", "--question-end", "2"), drafting=False)
+    plain_main(baseline_arguments(pair, tmp_path / "plain.jsonl", "--question-end", "2"))
     with pytest.raises(ValueError, match="lacks 3 questions of 'tinybench': 12, 13, 14"):
         report.build_report([tmp_path / "1.jsonl"], [tmp_path / "plain.jsonl"])
 
@@ -312,7 +314,7 @@ def test_an_answer_with_a_line_separator_inside_is_one_line(tmp_path):
 
 def test_report_refuses_a_baseline_of_other_settings_and_a_file_given_twice(pair, tmp_path):
     main(arguments(pair, tmp_path / "run.jsonl"))
-    main(baseline_arguments(pair, tmp_path / "warm.jsonl", "--temperature", "0.5"), drafting=False)
+    plain_main(baseline_arguments(pair, tmp_path / "warm.jsonl", "--temperature", "0.5"))
     with pytest.raises(ValueError, match="temperature 0.5 against 1.0"):
         report.build_report([tmp_path / "run.jsonl"], [tmp_path / "warm.jsonl"])
     with pytest.raises(ValueError, match="question 10 of topk 8x2 stands twice with seed 0"):

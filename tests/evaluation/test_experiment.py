@@ -17,7 +17,7 @@ from support.tiny import save_pair, tiny_pair
 from eagle.model.options import DecodingOptions
 from eagle.model.sampling import WarperOptions
 from evaluation import report
-from evaluation.common.answers import read_answers
+from evaluation.common.answer_file import read_answers
 from evaluation.common.questions import Question
 from evaluation.common.statistics import Statistic
 from evaluation.paper import coverage, experiment, grids, one_level, tables
@@ -449,7 +449,7 @@ def test_closed_forms_and_pools_mean_the_same_tokens_where_logits_tie():
     topk, _, rheo = grids.ONE_LEVEL.methods
     for method in (topk, rheo):
         options = DecodingOptions(
-            WarperOptions(1.0), method.sampling, method.m, total_token=4, depth=0, top_k=3
+            WarperOptions(1.0), method.sampling, method.m, total_token=4, depth=0, tree_top_k=3
         ).tree
         pools = build_pools(logits, options.pool, Draws(torch.Generator().manual_seed(0)))
         found = one_level.predicted(p, logits, None, method, options)

@@ -350,7 +350,6 @@ def test_the_rich_result_adds_up(model):
         ({"total_token": 1}, "total_token is 1"),
         ({"depth": -1}, "depth is -1"),
         ({"max_new_tokens": -1}, "max_new_tokens is -1"),
-        ({"repetition_penalty": 1.2}, "unsupported: repetition_penalty"),
     ],
 )
 def test_bad_options_are_errors_that_quote_the_value(model, kwargs, message):
@@ -402,7 +401,7 @@ def test_eagles_calls_work_by_position():
 
 def test_defaults_are_the_papers_tree():
     options = DecodingOptions(sampling="rheo")
-    assert (options.total_token, options.depth, options.top_k) == (60, 7, 10)
+    assert (options.total_token, options.depth, options.tree_top_k) == (60, 7, 10)
     assert (options.tree.pool.m, options.tree.pool.support) == (1, 128)
 
 

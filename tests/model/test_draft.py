@@ -288,5 +288,5 @@ def test_a_residual_layer_adds_to_the_stream_and_autocast_does_not_round_it(bias
 def test_feature_layers_listed_in_the_manner_of_layer_outputs_are_warned_about(tmp_path):
     target = tiny_target(layers=10)
     save_head(tiny_head(target), tmp_path, head_json(target, aux_layers=[1, 4, 6]))
-    with pytest.warns(UserWarning, match=r"input is tapped.*list \[2, 5, 7\] instead"):
+    with pytest.warns(UserWarning, match=r"input is recorded.*list \[2, 5, 7\] instead"):
         load_head(tmp_path, target)

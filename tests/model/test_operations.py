@@ -11,7 +11,7 @@ from eagle.model.cuda_graph import STEP, FixedShapeBuffer, FixedShapeDraftState
 from eagle.model.cycle import summarise, to_cpu
 from eagle.model.ea_model import EaModel
 from eagle.model.sampling import TargetProbs, WarperOptions
-from evaluation.speed.bench import Operations
+from evaluation.speed.operations import Operations
 from rheo import AUTO, Draws, PoolOptions, TreeOptions, build_tree, verify, verify_greedily
 
 LIMIT = 450  # operations a cycle at K 10, depth 7, 60 nodes; m = auto has 85 more

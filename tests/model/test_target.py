@@ -229,7 +229,7 @@ def test_the_tree_is_measured_once_for_a_pair(monkeypatch, tmp_path):
     with pytest.raises(TypeError):  # another tree is another measurement
         tiny_pair(total_token=-1, depth=3)
     for missing in ({"total_token": -1}, {"depth": -1}):
-        with pytest.raises(ValueError, match="-1 chooses the tree for a head"):
+        with pytest.raises(ValueError, match="-1 chooses the tree for a draft head"):
             EaModel(tiny_target(), None, **missing)
 
 

@@ -282,7 +282,7 @@ def test_a_head_overfits_a_small_corpus_and_its_tau_rises(work, tmp_path):
         read_corpus([work / "corpus.jsonl"], 32)[:10],
         4,
         99,
-        {"total_token": 12, "depth": 3, "top_k": 4},
+        {"total_token": 12, "depth": 3, "tree_top_k": 4},
     )
     beginning, _ = new_head(model.target, new_config(model.target, 28), model.draft.target_ids(), 0)
     before, after = (known.tau(known.sums(head)) for head in (beginning, model.draft))

@@ -84,7 +84,7 @@ def contexts(
     room = max(options.total_token for options in methods)
     cache = target.new_cache(text.numel() + room)
     state = DraftState(
-        draft, target.embedding, text.numel() + max(o.depth * (o.top_k + 1) for o in methods)
+        draft, target.embedding, text.numel() + max(o.depth * (o.tree_top_k + 1) for o in methods)
     )
     target_ids = draft.target_ids()
     done = 0

@@ -59,7 +59,7 @@ def choose_tree(
             flush=True,
         )
         options = DecodingOptions(
-            WarperOptions(1.0), total_token=max(sizes), depth=max(depths), top_k=top_k
+            WarperOptions(1.0), total_token=max(sizes), depth=max(depths), tree_top_k=top_k
         )
         context = prompt.numel() + TEXT
         tau = expected_tokens(target, draft, prompt, options, depths)
@@ -177,7 +177,7 @@ def drafting_seconds(
     """Median seconds of taking two tokens in and growing one tree behind ``context`` committed tokens and a few more."""
     device, dtype = draft.device, draft.dtype
     state = DraftState(
-        draft, target.embedding, context + 2 * (rounds + 1) + options.depth * (options.top_k + 1)
+        draft, target.embedding, context + 2 * (rounds + 1) + options.depth * (options.tree_top_k + 1)
     )
     features = torch.zeros(context, draft.fc.in_features, device=device, dtype=dtype)
     root = torch.zeros((), dtype=torch.long, device=device)
