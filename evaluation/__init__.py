@@ -1,1 +1,1 @@
-"""Question sets, answer files and reports."""
+"""Programs that answer questions, run experiments, and compare and check the results."""

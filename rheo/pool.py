@@ -139,8 +139,9 @@ def build_pools(
     if top_k or options.normaliser == "full":
         log_q = logits.log_softmax(-1, dtype=precision).gather(1, ids)
         log_q = torch.nan_to_num(log_q, nan=-torch.inf, neginf=-torch.inf)
-    if top_k:
-        return Pools(in_target_vocabulary(ids, target_ids), log_q, kinds, tail, log_q[:, n_lead:])
+        if top_k:
+            tokens = in_target_vocabulary(ids, target_ids)
+            return Pools(tokens, log_q, kinds, tail, log_q[:, n_lead:])
     # NaN sorts first, so the highest number keeps the order falling.
     top = torch.nan_to_num(top.to(precision), nan=torch.finfo(precision).max)
     if n_lead == n_support:  # nothing is left to sample

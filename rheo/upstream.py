@@ -1,4 +1,7 @@
-"""RheoSampling inside a checkout of EAGLE: ``python -m rheo.upstream PATH_TO_EAGLE -- ...``"""
+"""RheoSampling inside a checkout of EAGLE: ``python -m rheo.upstream PATH_TO_EAGLE -- ...``.
+
+See ``rheo.integrations.eagle``.
+"""
 
 from rheo.integrations.eagle import enable, main
 

@@ -184,7 +184,9 @@ def next_token(
     if not at_once and accepted:
         return sampled
     token = torch.where(accepted, sampled, draws.token(residual(p, tail, q_tail)))
-    return token if first is None else torch.where(is_lead, first, token)
+    if first is None or is_lead is None:
+        return token
+    return torch.where(is_lead, first, token)
 
 
 def sampled_child(tree: Tree, node: Tensor, p: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,1 +1,1 @@
-"""Target, draft head, caches and the decoding loop; ``eagle.model.ea_model.EaModel`` is the entry point."""
+"""Target, draft head, caches and the decoding loop; ``EaModel`` in ``ea_model`` is the entry."""

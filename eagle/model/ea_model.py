@@ -131,8 +131,8 @@ class EaModel:
             raise ValueError(f"threshold is {threshold}; only 1.0 is supported")
         if base_model_path is None or isinstance(base_model_path, bool):
             raise ValueError(
-                "base_model_path is missing (use_eagle3 is given by its name); give a Hub id, a folder, a .gguf file or "
-                f"{DEMO_NAME!r}"
+                "base_model_path is missing (use_eagle3 is given by its name); give a Hub id, a "
+                f"folder, a .gguf file or {DEMO_NAME!r}"
             )
         if base_model_path == DEMO_NAME:
             base_model_path, ea_model_path = demo_target_path(), ea_model_path or demo_head_path()

@@ -1,55 +1,66 @@
-"""Linear layers for inference: one that adds to the residual stream as it multiplies, and for a CPU one whose weight is laid out once.
+"""Linear layers for inference.
 
-There a plain linear layer lays its weight out anew at every product. For the few rows of a decoding step that costs more than the product itself: packed
-layers take half to two thirds of the time (docs/PERFORMANCE.md).
+``ResidualLinear`` adds its product to the residual stream in one operation.
+
+``PackedLinear`` is for CPUs. There a plain linear layer rearranges its weight at every product. For
+the few rows of a decoding step that takes longer than the product itself. A packed layer rearranges
+its weight once and takes half to two thirds of the time (docs/PERFORMANCE.md).
 """
 
 import platform
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
 
-ROWS = 8  # of a product, named at the packing; the layout serves 1 to hundreds alike
+ROWS = 8  # rows of a product, which packing asks for; the layout serves 1 to hundreds equally well
 
 
 class ResidualLinear(nn.Linear):
-    """A linear layer that adds what it computes to the residual stream, in inference in one operation."""
+    """A linear layer that adds its output to the residual stream, in inference in one operation."""
 
-    def forward(self, x: Tensor, residual: Tensor) -> Tensor:
-        """``[..., n, out]`` of x ``[..., n, in]`` and the stream ``[..., n, out]``."""
-        # In training autocast would round the stream itself, and cast the transposed weight anew at every call.
-        if (
-            torch.is_grad_enabled()
-            or self.bias is not None
-            or type(self.weight) is not nn.Parameter
-        ):
+    def forward(self, x: Tensor, residual: Tensor) -> Tensor:  # type: ignore[override]
+        """The new residual stream.
+
+        Args:
+            x: ``[..., n, in]``.
+            residual: ``[..., n, out]`` the residual stream.
+
+        Returns:
+            ``[..., n, out]``, a new tensor.
+        """
+        plain_weight = type(self.weight) is nn.Parameter  # a quantised weight is a subclass
+        # In training, autocast would round the stream itself and cast the transposed weight anew at
+        # every call.
+        if torch.is_grad_enabled() or self.bias is not None or not plain_weight:
             return residual + super().forward(x)
-        return torch.addmm(residual.flatten(0, -2), x.flatten(0, -2), self.weight.t()).view_as(
-            residual
-        )
+        stream = residual.flatten(0, -2)
+        return torch.addmm(stream, x.flatten(0, -2), self.weight.t()).view_as(residual)
 
 
 class PackedLinear(nn.Module):
-    """``nn.Linear`` or ``ResidualLinear`` for inference on a CPU, its weight as oneDNN multiplies it; ``state_dict`` gives it in the usual layout.
+    """``nn.Linear`` or ``ResidualLinear`` for inference on a CPU, its weight in oneDNN's layout.
+
+    ``state_dict`` gives the weight in the usual layout.
 
     Args:
-        linear: the layer to pack (see ``packable``); it is left as it is.
+        linear: the layer to pack (see ``packable``); it is not changed.
     """
 
     def __init__(self, linear: nn.Linear):
         super().__init__()
-        self.in_features, self.out_features, self.bias = (
-            linear.in_features,
-            linear.out_features,
-            linear.bias,
-        )
-        self.register_buffer(
-            "packed",
-            torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), ROWS),
-            persistent=False,
-        )
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.bias = linear.bias
+        packed = torch.ops.mkldnn._reorder_linear_weight(linear.weight.detach(), ROWS)
+        self.register_buffer("packed", packed, persistent=False)
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+        """The layer's output ``[..., out]``, added to the residual stream if it is given.
+
+        Args:
+            x: ``[..., in]``.
+            residual: ``[..., out]`` the residual stream.
+        """
         if residual is not None:
             return torch.ops.mkldnn._linear_pointwise(x, residual, self.packed, self.bias, "add")
         return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
@@ -60,25 +71,28 @@ class PackedLinear(nn.Module):
 
     def _apply(self, fn, recurse=True):
         raise RuntimeError(
-            "the weights are packed for this CPU and can be neither moved nor cast; load the model with pack_weights=False"
+            "the weights are packed for this CPU and can be neither moved nor cast; load the model "
+            "with pack_weights=False"
         )
 
 
-def packable(module: nn.Module) -> bool:
-    """Whether a module is a linear layer that runs faster packed: on an x86 CPU, not offloaded, in float32, or in bfloat16 where the CPU multiplies in it."""
-    if (
-        type(module) not in (nn.Linear, ResidualLinear) or type(module.weight) is not nn.Parameter
-    ):  # a quantised weight is a tensor of another class
+def packable(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """Whether a module is a linear layer that runs faster packed.
+
+    That is a layer on an x86 CPU, not offloaded and not quantised, in float32, or in bfloat16 if
+    the CPU has instructions for it.
+    """
+    if type(module) not in (nn.Linear, ResidualLinear):
         return False
-    if hasattr(module, "_hf_hook") or module.weight.device.type != "cpu":
+    weight = module.weight
+    if type(weight) is not nn.Parameter:  # a quantised weight is a subclass
+        return False
+    if hasattr(module, "_hf_hook") or weight.device.type != "cpu":  # the hook offloads weights
         return False
     if not torch.backends.mkldnn.is_available() or platform.machine() not in ("x86_64", "AMD64"):
         return False
-    return (
-        module.weight.dtype == torch.float32
-        or module.weight.dtype == torch.bfloat16
-        and cpu_multiplies_in_bf16()
-    )
+    fast_bf16 = weight.dtype == torch.bfloat16 and cpu_multiplies_in_bf16()
+    return weight.dtype == torch.float32 or fast_bf16
 
 
 def cpu_multiplies_in_bf16() -> bool:
@@ -87,12 +101,12 @@ def cpu_multiplies_in_bf16() -> bool:
 
 
 def pack_linears(model: nn.Module) -> None:
-    """Put a ``PackedLinear`` in the place of every layer of ``model`` that is ``packable``; one by one, so that weights are never all held twice."""
+    """Replace every layer of ``model`` that is ``packable`` by a ``PackedLinear``.
+
+    One layer is replaced after the other, so that the weights are never all in memory twice.
+    """
     for name, child in list(model.named_children()):
         if packable(child):
             setattr(model, name, PackedLinear(child))
         else:
             pack_linears(child)
-
-
-__all__ = ["PackedLinear", "ResidualLinear", "cpu_multiplies_in_bf16", "pack_linears", "packable"]

@@ -1,11 +1,11 @@
-"""The target's next-token law: temperature and filters, by transformers' own warpers."""
+"""The target's next-token distribution: temperature and filters, by transformers' own warpers."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from transformers import (
-    LogitsProcessorList,
     MinPLogitsWarper,
     TemperatureLogitsWarper,
     TopKLogitsWarper,
@@ -22,8 +22,9 @@ class WarperOptions:
     Attributes:
         temperature: below 1e-5 decoding is greedy.
         top_k: keep this many tokens; 0 keeps all.
-        top_p: nucleus mass in (0, 1]; 0 (EAGLE's default) and 1 keep all.
-        min_p: drop tokens under this fraction of the highest probability; 0 keeps all.
+        top_p: keep the most probable tokens up to this mass, in (0, 1]; 0 (EAGLE's default) and 1
+            keep all.
+        min_p: drop tokens below this fraction of the highest probability; 0 keeps all.
 
     Raises:
         ValueError: for a value outside these ranges.
@@ -42,13 +43,13 @@ class WarperOptions:
                 f"top_k (filter) is {self.top_k}; it must be a whole number, 0 for no filter"
             )
         for name in ("top_p", "min_p"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(
-                    f"{name} is {getattr(self, name)}; it must lie in 0..1, 0 for no filter"
-                )
+            value = getattr(self, name)
+            if not 0 <= value <= 1:
+                raise ValueError(f"{name} is {value}; it must lie in 0..1, 0 for no filter")
 
     @property
     def greedy(self) -> bool:
+        """Whether the most probable token is always taken."""
         return self.temperature < GREEDY_BELOW
 
 
@@ -56,27 +57,37 @@ class TargetProbs:
     """Maps logits to probabilities: temperature, then top-k, then top-p, then min-p, in float32.
 
     The order and the arithmetic are those of transformers' ``generate``.
+
+    Args:
+        options: temperature and filters.
     """
 
     def __init__(self, options: WarperOptions):
         self.greedy = options.greedy
-        self.warpers = LogitsProcessorList()
-        if not self.greedy:
-            if options.temperature != 1:
-                self.warpers.append(TemperatureLogitsWarper(float(options.temperature)))
-            if options.top_k:
-                self.warpers.append(TopKLogitsWarper(int(options.top_k)))
-            if 0 < options.top_p < 1:
-                self.warpers.append(TopPLogitsWarper(float(options.top_p)))
-            if options.min_p:
-                self.warpers.append(MinPLogitsWarper(float(options.min_p)))
+        self.warpers: list[Callable[..., Tensor]] = []
+        if self.greedy:
+            return
+        if options.temperature != 1:
+            self.warpers.append(TemperatureLogitsWarper(float(options.temperature)))
+        if options.top_k:
+            self.warpers.append(TopKLogitsWarper(int(options.top_k)))
+        if 0 < options.top_p < 1:
+            self.warpers.append(TopPLogitsWarper(float(options.top_p)))
+        if options.min_p:
+            self.warpers.append(MinPLogitsWarper(float(options.min_p)))
 
     def __call__(self, logits: Tensor) -> Tensor:
-        """Probabilities ``[..., V]`` float32 of ``logits`` ``[..., V]``; all NaN where a logit is NaN or infinite."""
+        """Probabilities ``[..., V]`` float32 of ``logits`` ``[..., V]``.
+
+        A row with a NaN or infinite logit becomes all NaN.
+        """
         logits = logits.float()
         if self.greedy:
             p = torch.zeros_like(logits).scatter_(-1, logits.argmax(-1, keepdim=True), 1)
         else:
-            p = self.warpers(None, logits.reshape(-1, logits.shape[-1])).softmax(-1).view_as(logits)
-        # 0 times the largest of finite numbers is 0; an infinity or a NaN anywhere makes it NaN.
+            warped = logits.reshape(-1, logits.shape[-1])
+            for warper in self.warpers:
+                warped = warper(None, warped)  # the tokens so far, which none of them reads
+            p = warped.softmax(-1).view_as(logits)
+        # 0 times the largest logit is 0 if all are finite, else NaN.
         return p.add_(0 * logits.abs().amax(-1, keepdim=True))

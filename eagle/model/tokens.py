@@ -1,4 +1,6 @@
-"""The tokenizer's part: the chat template, and which tokens end an answer."""
+"""What comes from the tokenizer: the chat template, and which tokens end an answer."""
+
+from typing import cast
 
 from jinja2 import TemplateError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -9,7 +11,12 @@ _ANSWER = "Answer"
 def stop_token_ids(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None
 ) -> frozenset[int]:
-    """The stop set: the generation config's and the tokenizer's end-of-sequence tokens and the template's end-of-turn."""
+    """The tokens that end an answer.
+
+    Args:
+        model: its generation config, or else its config, names end-of-sequence tokens.
+        tokenizer: if given, adds its end-of-sequence token and the chat template's end of turn.
+    """
     config = model.generation_config.eos_token_id if model.generation_config is not None else None
     if config is None:
         config = model.config.eos_token_id
@@ -20,42 +27,41 @@ def stop_token_ids(
 
 
 def end_of_turn(tokenizer: PreTrainedTokenizerBase) -> int | None:
-    """The special token that the chat template puts right after an answer; None where there is none."""
+    """The special token that the chat template puts right after an answer; None if it has none."""
     if not tokenizer.chat_template:
         return None
     turns = [{"role": "user", "content": "Question"}, {"role": "assistant", "content": _ANSWER}]
     try:
-        text = tokenizer.apply_chat_template(turns, tokenize=False)
-    except TemplateError:  # a template that takes other roles
+        text = chat_text(tokenizer, turns, add_generation_prompt=False)
+    except TemplateError:  # a template for other roles
         return None
     after = text.rpartition(_ANSWER)[2].strip()
-    special = [
-        (after.find(token), id_)
-        for id_, token in _special_tokens(tokenizer)
-        if after.startswith(token)
-    ]
-    return special[0][1] if special else None
-
-
-def _special_tokens(tokenizer: PreTrainedTokenizerBase):
-    """(id, text) of the special tokens, longest text first."""
-    added = [
-        (id_, token.content)
+    found = {
+        token.content: id_
         for id_, token in tokenizer.added_tokens_decoder.items()
-        if token.special
-    ]
-    return sorted(added, key=lambda item: -len(item[1]))
+        if token.special and after.startswith(token.content)
+    }
+    return found[max(found, key=len)] if found else None
 
 
-def chat_text(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]]) -> str:
-    """The template's text up to where the answer begins.
+def chat_text(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: list[dict[str, str]],
+    add_generation_prompt: bool = True,
+) -> str:
+    """A conversation in the tokenizer's chat template.
 
     Args:
-        messages: each with ``role`` and ``content``, the last one the user's.
+        tokenizer: has a chat template.
+        messages: each with ``role`` and ``content``.
+        add_generation_prompt: end the text where the assistant's next answer begins.
     """
-    return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    text = tokenizer.apply_chat_template(
+        messages, tokenize=False, add_generation_prompt=add_generation_prompt
+    )
+    return cast(str, text)
 
 
 def chat_ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
-    """Ids of a text that the template made, which brings its own special tokens."""
+    """Token ids of a text from a chat template, which holds its own special tokens already."""
     return tokenizer(text, add_special_tokens=False).input_ids

@@ -258,6 +258,8 @@ def report_short_texts(found: ShortTexts, samples: int) -> str:
 
 def report_long_texts(fit: Fit) -> str:
     """The result for the longer texts."""
+    if fit.degrees == 0:
+        return "No test of longer texts: too few tokens. Raise --texts or --text-length."
     result = "NOT LOSSLESS: the tokens of longer texts do not have the target's distribution."
     if fit.p_value >= FALSE_ALARM:
         result = (

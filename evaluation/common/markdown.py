@@ -4,11 +4,11 @@ from collections.abc import Iterable, Sequence
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A Markdown table with aligned columns, without a line end at its end.
+    """A Markdown table with aligned columns, without a final line break.
 
     Args:
-        columns: the headings.
-        rows: one value per column each; None is an empty cell.
+        columns: the headings of the columns.
+        rows: each has one value per column; None gives an empty cell.
 
     Raises:
         ValueError: for a row with more or fewer cells than there are columns.

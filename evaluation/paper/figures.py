@@ -12,7 +12,7 @@ def plot(rows: list[Row], path: Path) -> None:
 
     Args:
         rows: of an experiment; each bench gets a panel.
-        path: the picture to write.
+        path: the file to write.
     """
     benches = [bench for bench in dict.fromkeys(row.bench for row in rows) if bench != MEAN]
     one_temperature = len({row.temperature for row in rows}) == 1

@@ -71,14 +71,14 @@ def settings_of(table: Path) -> dict | None:
 
 def section(table: Path, results: Path, anchor: str) -> str:
     """One table with its plots and settings, as HTML."""
-    place = table.relative_to(results)
+    path = table.relative_to(results)
     parts = [
         f'<section id="{html.escape(anchor)}">',
         tables_as_html(table.read_text(encoding="utf-8")),
-        f"<p>{html.escape(', '.join(place.parts[1:-1]))}</p>",
+        f"<p>{html.escape(', '.join(path.parts[1:-1]))}</p>",
     ]
     for name in (table.stem, f"{table.stem}-calibration"):
-        plot = place.with_name(f"{name}.png")
+        plot = path.with_name(f"{name}.png")
         if (results / plot).exists():
             source, label = html.escape(plot.as_posix()), html.escape(name)
             parts.append(f'<figure><img src="{source}" alt="{label}" loading="lazy"></figure>')

@@ -25,9 +25,15 @@ EQUAL = 1e-12
 VOCAB = 64
 SUPPORT = 128
 COLUMNS = (
-    "p and q", "(p, q, n, m)", "Rheo more", "equal", "RRSw more", "mean gain", "largest loss",
+    "p and q",
+    "(p, q, n, m)",
+    "Rheo more",
+    "equal",
+    "RRSw more",
+    "mean gain",
+    "largest loss",
     "mean distance to the best verifier",
-)  # fmt: skip
+)
 
 # n, m, gain of Rheo over RRSw ``[pairs]``, distance of Rheo to the best verifier ``[pairs]``.
 Comparison = tuple[int, int, Tensor, Tensor]

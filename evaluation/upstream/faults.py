@@ -1,7 +1,8 @@
-"""Shows faults of an EAGLE checkout by running it: started by ``evaluation.diff_upstream --faults`` with the Python of EAGLE's own environment.
+"""Show faults of an EAGLE checkout by running it.
 
-Stands alone like ``worker``. Each function provokes one fault on a tiny random pair and returns what was seen, or None where
-the checkout behaves as one would expect.
+``evaluation.diff_upstream --faults`` starts this program with the Python of EAGLE's own
+environment, so it imports nothing of this project. Each function in ``FAULTS`` provokes one fault
+on a tiny random pair. It returns what was seen, or None if the checkout behaves as expected.
 """
 
 import argparse
@@ -15,24 +16,37 @@ PROMPT = [5, 9, 13, 7]
 
 
 def load(job, head=None, **settings):
+    """EAGLE's model of the job's pair.
+
+    Args:
+        job: the program's input.
+        head: another draft head.
+        settings: keywords of ``from_pretrained``.
+    """
     from eagle.model.ea_model import EaModel
 
-    sizes = {"total_token": 12, "depth": 3, "top_k": 4} | settings
+    settings = {"total_token": 12, "depth": 3, "top_k": 4} | settings
+    head = head or job["head"]
     return EaModel.from_pretrained(
-        base_model_path=job["base"], ea_model_path=head or job["head"], **sizes
+        base_model_path=job["base"], ea_model_path=head, **settings
     ).eval()
 
 
 def run(model, prompt=PROMPT, **settings):
-    """New token ids of one request."""
+    """The new token ids of one request."""
     import torch
 
     settings = {"temperature": 0.0, "max_new_tokens": 24, "max_length": 256} | settings
     return model.eagenerate(torch.tensor([prompt]), **settings)[0].tolist()[len(prompt) :]
 
 
+def message(error, length=None):
+    """Type and first line of an error, the line cut to ``length`` characters."""
+    return f"{type(error).__name__}: {str(error).splitlines()[0][:length]}"
+
+
 def seed_does_not_repeat(job):
-    """torch.manual_seed alone does not repeat a run: the coins come from Python's generator."""
+    """torch.manual_seed alone does not repeat a run: uniforms come from Python's generator."""
     import torch
 
     model = load(job)
@@ -47,7 +61,7 @@ def seed_does_not_repeat(job):
 
 
 def cap_is_passed(job):
-    """max_new_tokens is looked at after a cycle, so that a text may be longer."""
+    """max_new_tokens is checked after a cycle, so a text may be longer."""
     model = load(job)
     found = {cap: len(run(model, max_new_tokens=cap)) for cap in (0, 1, 4)}
     seen = ", ".join(f"max_new_tokens={cap} gives {count}" for cap, count in found.items())
@@ -61,50 +75,47 @@ def text_goes_on_behind_its_end(job):
         prompt = [start, start + 4, start + 8]
         model.tokenizer.eos_token = "</s>"
         text = run(model, prompt)
-        for place, token in enumerate(text):
-            if token in text[:place]:
+        for i, token in enumerate(text):
+            if token in text[:i]:
                 continue
             model.tokenizer.eos_token = model.tokenizer.convert_ids_to_tokens(token)
             cut = run(model, prompt)
-            if len(cut) > place + 1 and cut[: place + 1] == text[: place + 1]:
-                return f"the end token is token {place + 1} of the text, and {len(cut) - place - 1} more follow it"
+            if len(cut) > i + 1 and cut[: i + 1] == text[: i + 1]:
+                more = len(cut) - i - 1
+                return f"the stop token is token {i + 1} of the text, and {more} more follow it"
     return None
 
 
-def coin_of_zero_accepts_the_impossible(job):
-    """A coin is compared by r <= p, and r may be exactly 0: then a token of probability 0 is accepted."""
+def uniform_of_zero_accepts_the_impossible(job):
+    """A uniform r accepts if r <= p. It can be exactly 0, which accepts a token of p = 0."""
     import torch
     from eagle.model.utils import evaluate_posterior, prepare_logits_processor
 
     logits = torch.full((1, 2, 4), -float("inf"))
-    logits[..., 2] = 0  # the target's law is token 2 with probability 1; the candidate is token 1
+    logits[..., 2] = 0  # the target's only token is 2; the candidate is token 1
     uniform, random.random = random.random, lambda: 0.0
     try:
-        _, accepted, _ = evaluate_posterior(
-            logits, torch.tensor([[0, 1]]), prepare_logits_processor(temperature=1.0)
-        )
+        processor = prepare_logits_processor(temperature=1.0)
+        _, accepted, _ = evaluate_posterior(logits, torch.tensor([[0, 1]]), processor)
     finally:
         random.random = uniform
-    return (
-        "a drafted token of probability 0 was accepted at a coin of 0.0"
-        if int(accepted) == 1
-        else None
-    )
+    seen = "a drafted token of probability 0 was accepted at a uniform of 0.0"
+    return seen if int(accepted) == 1 else None
 
 
 def cache_keeps_the_first_length(job):
-    """The cache is made by the first request, with its max_length: a longer one later does not fit."""
+    """The first request makes the cache, with its max_length: a longer one later does not fit."""
     model = load(job)
     run(model, max_length=64, max_new_tokens=4)
     try:
         run(model, prompt=PROMPT * 25, max_length=256, max_new_tokens=4)
     except RuntimeError as error:
-        return f"a prompt of 100 tokens after a request with max_length=64: {str(error).splitlines()[0]}"
+        return f"a prompt of 100 tokens after a request with max_length=64: {message(error)}"
     return None
 
 
 def wrong_head_loads(job):
-    """Weights are loaded with strict=False and the result is not looked at: a head that lacks one loads, with random numbers in its place."""
+    """Heads load with strict=False, unchecked: a missing weight stays random."""
     from safetensors.torch import load_file, save_file
 
     folder = Path(job["scratch"]) / "lacking"
@@ -116,21 +127,19 @@ def wrong_head_loads(job):
         load(job, str(folder))
     except RuntimeError:
         return None
-    return "a head without midlayer.mlp.down_proj.weight loaded without a word"
+    return "a head without midlayer.mlp.down_proj.weight loaded without a message"
 
 
 def single_file_target_is_not_read(job):
-    """A head without an embedding takes the target's, looked for in an index that targets of one file do not have."""
+    """The target's embedding is looked for in an index, which targets of one file do not have."""
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
+    # EAGLE asks the Hub for the index.
+    errors = HFValidationError, HfHubHTTPError, LocalEntryNotFoundError
     try:
         load(job, job["plain_head"])
-    except (
-        HFValidationError,
-        HfHubHTTPError,
-        LocalEntryNotFoundError,
-    ) as error:  # it asks the Hub for the index
-        return f"loading fails: {type(error).__name__}: {str(error).splitlines()[0].replace(job['base'], 'TARGET')[:80]}"
+    except errors as error:
+        return f"loading fails: {message(error).replace(job['base'], 'TARGET')[:110]}"
     return None
 
 
@@ -145,30 +154,32 @@ def choosing_a_tree_needs_cuda(job):
     except (AssertionError, RuntimeError) as error:
         if "CUDA" not in str(error):
             raise
-        return f"total_token=-1 on a CPU fails: {type(error).__name__}: {str(error).splitlines()[0][:80]}"
+        return f"total_token=-1 on a CPU fails: {message(error, 80)}"
     return None
 
 
 FAULTS = (
-    seed_does_not_repeat, cap_is_passed, text_goes_on_behind_its_end, coin_of_zero_accepts_the_impossible, cache_keeps_the_first_length,
-    wrong_head_loads, single_file_target_is_not_read, choosing_a_tree_needs_cuda,
-)  # fmt: skip
+    seed_does_not_repeat,
+    cap_is_passed,
+    text_goes_on_behind_its_end,
+    uniform_of_zero_accepts_the_impossible,
+    cache_keeps_the_first_length,
+    wrong_head_loads,
+    single_file_target_is_not_read,
+    choosing_a_tree_needs_cuda,
+)
 
 
-def main() -> None:
+def main():
+    """Try all faults and print one record for each."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument(
-        "job",
-        help="JSON file: eagle, base, head, plain_head (without an embedding), scratch (a folder)",
-    )
+    keys = "eagle, base, head, plain_head (without an embedding) and scratch (a folder)"
+    parser.add_argument("job", help=f"JSON file with {keys}")
     job = json.loads(Path(parser.parse_args().job).read_text(encoding="utf-8"))
-    sys.path[0] = job["eagle"]  # in place of this file's folder, whose names would hide others
+    sys.path[0] = job["eagle"]  # this file's folder has modules whose names would hide others
     for fault in FAULTS:
-        seen = fault(job)
-        print(
-            "RECORD " + json.dumps({"fault": fault.__name__, "about": fault.__doc__, "seen": seen}),
-            flush=True,
-        )
+        record = {"fault": fault.__name__, "about": fault.__doc__, "seen": fault(job)}
+        print("RECORD " + json.dumps(record), flush=True)
 
 
 if __name__ == "__main__":

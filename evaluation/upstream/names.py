@@ -16,8 +16,6 @@ NOT_HERE = {
     "--num-gpus-total": "accelerate launch makes processes",
     "--max-gpu-memory": "device_map and max_memory go to the target's from_pretrained",
     "--tree-choices": "EAGLE-1's static trees",
-    "--is_llama3": "the stop tokens always include the template's end of turn",
-    "--threshold": "only its default has a meaning in EAGLE-3",
     "--use_eagle3": "always on, accepted as --use-eagle3",
 }
 
@@ -50,11 +48,10 @@ def method_rows(file: Path) -> list[tuple[str, str, str]]:
         if name not in ours:
             rows.append((f"`{name}`", "missing", NOT_HERE.get(name, "")))
             continue
-        notes = []
-        if "kwargs" not in ours[name]:
-            notes += [f"missing {', '.join(names)}"] if (names := without(theirs, ours[name])) else []
-        names = without(ours[name], [*theirs, "kwargs", "args"])
-        notes += [f"added {', '.join(names)}"] if names else []
+        missing = [] if "kwargs" in ours[name] else without(theirs, ours[name])
+        added = without(ours[name], [*theirs, "kwargs", "args"])
+        changes = {"missing": missing, "added": added}
+        notes = [f"{change} {', '.join(names)}" for change, names in changes.items() if names]
         rows.append((f"`{name}`", "same name", "; ".join(notes)))
     return rows
 

@@ -99,8 +99,8 @@ def compare_nodes(
 def swap_gap(path: Path, scores: dict[Path, float], others: dict[Path, float]) -> float:
     """Smallest score difference that explains why only one tree has a node.
 
-    The node itself may have lost against a node that only the other tree has. Or its parent may have
-    lost: because the other tree does not have the parent, or because it expanded another node.
+    The node itself may have lost against a node that only the other tree has. Or its parent may
+    have lost: the other tree does not have the parent, or it expanded another node.
 
     Args:
         path: the node.

@@ -1,1 +1,1 @@
-"""Closed forms and exact expectations of acceptance."""
+"""Exact acceptance: closed forms for one level, and the expectation for a given tree."""

@@ -1,4 +1,4 @@
-"""How much of a given tree verification accepts on average: no coin is tossed, every outcome is weighed by its probability."""
+"""The expected number of accepted tokens of a given tree, computed exactly and not sampled."""
 
 from collections.abc import Callable
 
@@ -12,19 +12,21 @@ from rheo.verification import acceptance_ratio, lead_tokens, normalised, residua
 def reach_probabilities(
     tree: Tree, target_probs: Callable[[Tensor], Tensor], verification: str = "rheo"
 ) -> Tensor:
-    """The probability ``[N]`` that verification visits each node of a tree that has been drawn; 1 for the root.
+    """The probability that verification visits each node of a given tree.
 
-    Their sum is the expected number of tokens of the cycle, accepted + 1.
+    The sum over all nodes is the expected number of emitted tokens of the cycle: accepted + 1.
 
     Args:
-        probs: maps a node index (int64 ``[]``) to the target's law ``[V]`` there.
+        tree: the draft tree.
+        target_probs: maps a node index (int64 ``[]``) to the target's probabilities ``[V]`` there.
         verification: as in ``rheo.verification.verify``.
+
+    Returns:
+        float64 ``[N]``; 1 for the root.
     """
-    reach = torch.zeros(tree.tokens.numel(), dtype=torch.float64, device=tree.tokens.device)
-    reach[0] = 1
-    for node in torch.arange(
-        tree.tokens.numel(), device=tree.tokens.device
-    ):  # parents stand before their children
+    nodes = torch.arange(tree.tokens.numel(), device=tree.tokens.device)
+    reach = (nodes == 0).double()
+    for node in nodes:  # parents come before their children
         children = tree.children(node)
         if children.any():
             emitted = emitted_probs(tree, node, target_probs(node), verification).double()
@@ -33,17 +35,25 @@ def reach_probabilities(
 
 
 def emitted_probs(tree: Tree, node: Tensor, p: Tensor, verification: str) -> Tensor:
-    """Law ``[V]`` of the token that verification emits at ``node``, given what was drafted there."""
-    lead_mass, left = torch.zeros_like(p), p
+    """The distribution of the token that verification emits at a node, given the drafted children.
+
+    Args:
+        tree: the draft tree.
+        node: int64 ``[]``.
+        p: ``[V]`` target probabilities at the node.
+        verification: as in ``rheo.verification.verify``.
+
+    Returns:
+        ``[V]``.
+    """
+    lead_mass, rest = torch.zeros_like(p), p
     if verification == "rrsw":
         is_lead = lead_tokens(tree, node, p) > 0
-        lead_mass = p * is_lead
-        left = p.masked_fill(is_lead, 0)
-    total = left.sum()
-    p = normalised(left, otherwise=p)
-    sampled, tail, q_tail = sampled_child(tree, node, p)
-    accept = acceptance_ratio(p, tail, q_tail, sampled).clamp_max(1)
-    rest = residual(p, tail, q_tail)
-    emitted = (1 - accept) * rest / rest.sum()
+        lead_mass, rest = p * is_lead, p.masked_fill(is_lead, 0)
+    rest_probs = normalised(rest, otherwise=p)
+    sampled, tail, q_tail = sampled_child(tree, node, rest_probs)
+    accept = acceptance_ratio(rest_probs, tail, q_tail, sampled).clamp_max(1)
+    after_rejection = residual(rest_probs, tail, q_tail)
+    emitted = (1 - accept) * after_rejection / after_rejection.sum()
     emitted[sampled] += accept
-    return lead_mass + total * emitted
+    return lead_mass + rest.sum() * emitted

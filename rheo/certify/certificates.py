@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from fractions import Fraction
 
-from rheo.certify.distributions import Distributions, Path, RandomDistributions
-from rheo.certify.enumeration import Enumerator, MergeError, TextProbs
+from rheo.certify.distributions import Path, RandomDistributions
+from rheo.certify.enumeration import Distributions, Enumerator, MergeError, TextProbs
 from rheo.certify.rational import Arithmetic, Probability
 from rheo.certify.settings import Setting, all_budgets
 from rheo.pool import SAMPLED, PoolOptions
@@ -182,14 +182,9 @@ def smallest_failure(found: Certificate) -> Certificate:
     for depth, vocab, size in itertools.product(depths, vocabs, range(1, setting.size + 1)):
         if isinstance(setting.m, int) and setting.m >= size:
             continue
-        small = replace(
-            setting,
-            depth=depth,
-            vocab=vocab,
-            size=size,
-            budgets=all_budgets(vocab, size, depth)[:6],
-            walk="by node",
-        )
+        budgets = all_budgets(vocab, size, depth)[:6]
+        small = replace(setting, vocab=vocab, size=size, depth=depth, budgets=budgets)
+        small = replace(small, walk="by node")
         for seed in range(8):
             for certificate in certify(replace(small, distributions=seed)):
                 if not certificate.lossless:

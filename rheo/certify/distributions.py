@@ -73,9 +73,6 @@ class ConstantDistributions:
         return self._q
 
 
-Distributions = RandomDistributions | ConstantDistributions
-
-
 def _weights(chance: random.Random, size: int, kind: str | None = None) -> list[int]:
     """Square weights of a kind; None stands for a random kind."""
     kind = kind or chance.choice(KINDS)

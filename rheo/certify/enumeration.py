@@ -18,13 +18,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from rheo.certify.distributions import Distributions, Path
+from rheo.certify.distributions import ConstantDistributions, Path, RandomDistributions
 from rheo.certify.rational import Arithmetic, Probability
 from rheo.draws import Draws
 from rheo.pool import LEAD, PoolOptions
 from rheo.tree import NO_KIND, Growth, Tree, TreeOptions, grow, prune
 from rheo.verification import verify
 
+Distributions = RandomDistributions | ConstantDistributions
 TextProbs = dict[Path, Probability]  # probability of each emitted text
 Choices = dict[Hashable, int]  # outcome of each decided draw
 WALKS = ("jointly", "by node", "merged")
@@ -75,8 +76,9 @@ class Replay(Draws):
 
     def accept(self, ratio: Tensor) -> Tensor:
         """The given decision: outcome 1 accepts."""
-        probability = min(ratio.tolist(), Fraction(1))
-        return torch.tensor(self._choose(len(self.drawn), [1 - probability, probability]) == 1)
+        value: Any = ratio.tolist()
+        p = Fraction(1) if value > 1 else value
+        return torch.tensor(self._choose(len(self.drawn), [1 - p, p]) == 1)
 
     def _choose(self, name: Hashable, weights: list[Probability]) -> int:
         """The outcome of a draw; it is recorded in ``drawn``."""
@@ -286,7 +288,7 @@ class Enumerator:
                 yield (*path, token), reached * probability
 
     def _step(self, star: Tree, text: Path) -> dict[int, Any]:
-        """The probability of each token that ``verify`` emits at the root of a tree, after a text."""
+        """The probability of each token that ``verify`` emits in one step after a text."""
         probs: dict[int, Any] = defaultdict(int)
 
         def run(draws: Replay) -> Path:

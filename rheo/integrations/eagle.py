@@ -1,14 +1,17 @@
-"""RheoSampling inside a checkout of SafeAILab/EAGLE, whose files stay as they are.
+"""RheoSampling inside a checkout of SafeAILab/EAGLE, whose files stay unchanged.
 
-    python -m rheo.upstream PATH_TO_EAGLE -- -m eagle.evaluation.gen_ea_answer_llama3chat ... --sampling rheo --m 1
+To run a program of EAGLE in EAGLE's own environment, which needs nothing besides torch:
 
-runs EAGLE's own program with its own environment (torch is all that is needed besides). For a live model:
+    python -m rheo.upstream PATH_TO_EAGLE --m 1 -- -m eagle.evaluation.gen_ea_answer_llama3chat ...
 
-    import rheo.integrations.eagle
-    rheo.upstream.enable(model, m=1)      # an EaModel of EAGLE with an EAGLE-3 head
+To change a loaded model, an ``EaModel`` of EAGLE with an EAGLE-3 head:
 
-Two functions are replaced at run time: the head's ``topK_genrate``, which builds the tree, and ``evaluate_posterior``, which verifies it.
-Randomness comes from torch's global generator, which EAGLE's programs seed. Made for EAGLE's commit cb7e084.
+    from rheo.integrations.eagle import enable
+    enable(model, m=1)
+
+Two functions are replaced at run time: ``topK_genrate`` of the draft head, which builds the tree,
+and ``evaluate_posterior``, which verifies it. Randomness comes from torch's global generator, which
+EAGLE's programs seed. Made for EAGLE's revision cb7e084.
 """
 
 import argparse
@@ -16,7 +19,9 @@ import importlib
 import inspect
 import runpy
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,37 +31,54 @@ from rheo.pool import PoolOptions, parse_m
 from rheo.tree import Tree, TreeOptions, build_tree
 from rheo.verification import VERIFICATIONS, check_verification, verify
 
-COMMIT = "cb7e084"
+REVISION = "cb7e084"
 TREE_SIGNATURE = ("self", "hidden_states", "input_ids", "head", "logits_processor")
 VERIFY_SIGNATURE = ("logits", "candidates", "logits_processor")
+USAGE = (
+    "%(prog)s PATH_TO_EAGLE [--sampling rheo|topk] [--m M] [--support S] "
+    "[--verification rheo|rrsw] -- (-m MODULE | FILE) ..."
+)
 
 
 class RheoInEagle:
     """Drafts and verifies for one EAGLE model.
 
     Args:
-        layer: EAGLE's draft network (``model.ea_layer``); its tree sizes are used.
-        m, support, verification: as in ``PoolOptions`` and ``verify``.
+        layer: EAGLE's draft head (``model.ea_layer``). Its tree sizes are used.
+        m: as in ``PoolOptions``.
+        support: as in ``PoolOptions``.
+        verification: as in ``verify``.
+
+    Raises:
+        ValueError: for options that are out of range or not lossless.
     """
 
-    def __init__(self, layer: torch.nn.Module, m: int | str, support: int, verification: str):
+    def __init__(self, layer: Any, m: int | str, support: int, verification: str):
         check_verification(verification, m)
-        PoolOptions(layer.top_k, m, support)  # checks them now, not in the first cycle
+        PoolOptions(layer.top_k, m, support)  # checks the options now, not in the first cycle
         self.layer, self.m, self.support, self.verification = layer, m, support, verification
         self.draws = Draws(None)
-        self.target_ids = None
+        self.target_ids: Tensor | None = None
         if layer.config.vocab_size != layer.config.draft_vocab_size:
             self.target_ids = torch.arange(layer.d2t.numel(), device=layer.d2t.device) + layer.d2t
-        self.tree: Tree | None = None
-        self.positions: Tensor | None = (
-            None  # [N, 2] row and column of ``retrieve_indices`` where each node stands
-        )
+        self.tree: Tree  # the tree drafted last
+        self.positions: list[tuple[int, int]]  # per node: its row and column in EAGLE's paths
 
     @torch.no_grad()
     def draft(
-        self, hidden_states: Tensor, input_ids: Tensor, head, logits_processor
+        self, hidden_states: Tensor, input_ids: Tensor, head: Any, logits_processor: Any
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """In place of ``topK_genrate``: drafted tokens ``[1, N]``, paths ``[leaves, depth]``, mask ``[1, 1, N, N]``, positions ``[N]``."""
+        """Build a tree in place of ``topK_genrate``.
+
+        Args:
+            hidden_states: the target's fused hidden states of the new tokens.
+            input_ids: ``[1, L]`` all tokens.
+            head: not used; the draft head has its own output layer.
+            logits_processor: EAGLE's warpers; only the temperature is read.
+
+        Returns:
+            Tokens ``[1, N]``, paths ``[leaves, depth]``, mask ``[1, 1, N, N]``, levels ``[N]``.
+        """
         layer, device = self.layer, hidden_states.device
         input_ids = input_ids.to(device)
         root, input_ids = input_ids[0, -1], input_ids[:, 1:]
@@ -74,12 +96,11 @@ class RheoInEagle:
             itself = torch.eye(tokens.numel(), dtype=torch.bool, device=device)
             seen = torch.cat((seen[ranks], itself), 1)
             layer.tree_mask = seen.float()[None, None]
-            positions = torch.full_like(tokens, length + level - 1)
             out, past = layer(
                 hidden[ranks][None],
                 input_ids=tokens[None],
                 past_key_values=past,
-                position_ids=positions,
+                position_ids=torch.full_like(tokens, length + level - 1),
                 use_cache=True,
             )
             hidden = out[0]
@@ -87,54 +108,64 @@ class RheoInEagle:
 
         pool = PoolOptions(layer.top_k, self.m, self.support, temperature_of(logits_processor))
         options = TreeOptions(pool, layer.total_tokens + 1, layer.depth)
-        self.tree = tree = build_tree(
-            root, layer.lm_head(layer.norm(hidden))[0], expand, options, self.draws, self.target_ids
-        )
+        logits = layer.lm_head(layer.norm(hidden))[0]
+        tree = build_tree(root, logits, expand, options, self.draws, self.target_ids)
         paths = leaf_paths(tree)
-        self.positions = torch.zeros(tree.tokens.numel(), 2, dtype=torch.long)
-        for row, path in enumerate(paths.tolist()):
-            for column, node in enumerate(path):
-                if node >= 0:
-                    self.positions[node] = torch.tensor([row, column])
+        found = {
+            node: (row, column)
+            for row, path in enumerate(paths.tolist())
+            for column, node in enumerate(path)
+        }
+        self.tree = tree
+        self.positions = [found.get(node, (0, 0)) for node in range(tree.tokens.numel())]
         return tree.tokens[None], paths, tree.mask.float()[None, None], tree.levels
 
     def verify(
-        self, logits: Tensor, candidates: Tensor, logits_processor
+        self, logits: Tensor, candidates: Tensor, logits_processor: Any
     ) -> tuple[Tensor, int, Tensor]:
-        """In place of ``evaluate_posterior``: the path taken, how many drafted tokens were accepted, and the law of the bonus token.
+        """Verify the last tree in place of ``evaluate_posterior``.
 
-        That law has all its mass on the token that verification has drawn: EAGLE draws from it once more.
+        Args:
+            logits: ``[leaves, depth, V]`` the target's logits along the paths.
+            candidates: ``[leaves, depth]`` the tokens along the paths.
+            logits_processor: EAGLE's warpers; None for greedy decoding.
+
+        Returns:
+            The row of the accepted path, the number of accepted drafted tokens, and probabilities
+            ``[V]`` that are 1 for the bonus token, because EAGLE samples from them once more.
+
+        Raises:
+            RuntimeError: if the target's logits hold NaN or infinity.
         """
 
         def probs(node: Tensor) -> Tensor:
-            row, column = self.positions[int(node)].tolist()
-            here = logits[row, column].float()
+            here = logits[self.positions[int(node)]].float()
             if logits_processor is None:
                 return torch.zeros_like(here).scatter_(0, here.argmax(0, keepdim=True), 1)
             return logits_processor(None, here[None])[0].softmax(-1)
 
         verified = verify(self.tree, probs, self.draws, self.verification)
-        count = int(verified.count)
         if not verified.finite:
             raise RuntimeError(
-                f"the target's logits hold NaN or infinity in {logits.dtype}; use bfloat16 or float32"
+                f"the target's logits hold NaN or infinity in {logits.dtype}; "
+                "use bfloat16 or float32"
             )
-        row = self.positions[int(verified.path[count - 1])][0]
-        bonus = torch.zeros(logits.shape[-1], device=logits.device).scatter_(
-            0, verified.tokens[count - 1].reshape(1).to(logits.device), 1
-        )
-        return row.to(candidates.device), count - 1, bonus
+        last = int(verified.count) - 1
+        row, _ = self.positions[int(verified.path[last])]
+        bonus = torch.zeros(logits.shape[-1], device=logits.device)
+        bonus[int(verified.tokens[last])] = 1
+        return torch.tensor(row, device=candidates.device), last, bonus
 
 
-def temperature_of(logits_processor) -> float:
-    """The temperature among EAGLE's processors; 1 where none is listed, 0 for greedy decoding."""
+def temperature_of(logits_processor: Any) -> float:
+    """The temperature of EAGLE's warpers; 1 if they hold none, 0 for greedy decoding."""
     if logits_processor is None:
         return 0.0
     return next((float(p.temperature) for p in logits_processor if hasattr(p, "temperature")), 1.0)
 
 
 def leaf_paths(tree: Tree) -> Tensor:
-    """int64 ``[leaves, depth]``: the nodes from the root to each leaf, filled up with -1."""
+    """The nodes from the root to each leaf, padded with -1; int64 ``[leaves, depth]``."""
     parents, levels, valid = tree.parents.tolist(), tree.levels.tolist(), tree.valid.tolist()
     inner = {parent for parent, level, real in zip(parents, levels, valid) if real and level}
     paths = []
@@ -148,104 +179,135 @@ def leaf_paths(tree: Tree) -> Tensor:
     return torch.tensor([path + [-1] * (width - len(path)) for path in paths])
 
 
-def enable(model, m: int = 1, support: int = 128, verification: str = "rheo"):
-    """Make an EAGLE ``EaModel`` decode by RheoSampling; returns the model.
+class Switch:
+    """Sends EAGLE's verification to whoever drafted the last tree.
 
-    Raises:
-        ValueError: for a model that is not EAGLE's with an EAGLE-3 head, or whose functions do not have the expected signatures.
+    Enabled models and other models may live in one process. A model that is not enabled drafts and
+    verifies with EAGLE's own functions.
+
+    Args:
+        module: the module of EAGLE's ``EaModel``. Its ``evaluate_posterior`` is replaced.
+        layer_class: the class of EAGLE's draft head. Its ``topK_genrate`` is replaced.
+
+    Attributes:
+        drafter: what drafted the last tree; None for EAGLE itself.
     """
-    module = sys.modules[type(model).__module__]
-    found = {
-        "ea_layer.topK_genrate": (
-            getattr(type(getattr(model, "ea_layer", None)), "topK_genrate", None),
-            TREE_SIGNATURE,
-        ),
-        "evaluate_posterior": (getattr(module, "evaluate_posterior", None), VERIFY_SIGNATURE),
-    }
-    for name, (function, expected) in found.items():
-        signature = tuple(inspect.signature(function).parameters) if function else None
-        if getattr(function, "rheo", False):
-            signature = expected  # replaced by an earlier call
-        if signature != expected:
-            raise ValueError(
-                f"{name} of this EAGLE has the arguments {signature}, expected {expected}; this was made for commit {COMMIT}"
-            )
-    if not getattr(model, "use_eagle3", False):
-        raise ValueError(
-            "this EAGLE model has an EAGLE-1 or EAGLE-2 head; RheoSampling is made for EAGLE-3"
-        )
-    ours = RheoInEagle(model.ea_layer, m, support, verification)
-    drafter: list[RheoInEagle] = getattr(module.evaluate_posterior, "drafter", None) or []
-    if not drafter:
-        original = module.evaluate_posterior
+
+    def __init__(self, module: Any, layer_class: Any):
+        self.drafter: RheoInEagle | None = None
+        eagle_verifies, eagle_drafts = module.evaluate_posterior, layer_class.topK_genrate
 
         def evaluate_posterior(logits, candidates, logits_processor):
-            # The tree under verification is the one drafted last; a model that is not enabled drafts by itself.
-            return (drafter[0].verify if drafter[0] else original)(
-                logits, candidates, logits_processor
-            )
+            decide = self.drafter.verify if self.drafter else eagle_verifies
+            return decide(logits, candidates, logits_processor)
 
-        evaluate_posterior.rheo, evaluate_posterior.drafter = True, drafter
-        module.evaluate_posterior = evaluate_posterior
-        drafter.append(None)
-        _remember_others(type(model.ea_layer), drafter)
+        def topK_genrate(layer, hidden_states, input_ids, head, logits_processor):
+            self.drafter = None
+            return eagle_drafts(layer, hidden_states, input_ids, head, logits_processor)
 
-    def draft(hidden_states, input_ids, head, logits_processor):
-        drafter[0] = ours
+        module.evaluate_posterior, layer_class.topK_genrate = evaluate_posterior, topK_genrate
+
+
+def enable(model: Any, m: int | str = 1, support: int = 128, verification: str = "rheo") -> Any:
+    """Make an EAGLE ``EaModel`` decode with RheoSampling.
+
+    Args:
+        model: EAGLE's model with an EAGLE-3 head.
+        m: as in ``PoolOptions``.
+        support: as in ``PoolOptions``.
+        verification: as in ``verify``.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: for another model, for functions with other arguments than expected, and for
+            options that are out of range or not lossless.
+    """
+    module: Any = sys.modules[type(model).__module__]
+    if not hasattr(module, "rheo_switch"):
+        layer_class = type(getattr(model, "ea_layer", None))
+        drafts = getattr(layer_class, "topK_genrate", None)
+        check_signature("ea_layer.topK_genrate", drafts, TREE_SIGNATURE)
+        verifies = getattr(module, "evaluate_posterior", None)
+        check_signature("evaluate_posterior", verifies, VERIFY_SIGNATURE)
+    if not getattr(model, "use_eagle3", False):
+        raise ValueError(
+            "this EAGLE model has an EAGLE-1 or EAGLE-2 head; RheoSampling needs an EAGLE-3 head"
+        )
+    ours = RheoInEagle(model.ea_layer, m, support, verification)
+    if not hasattr(module, "rheo_switch"):
+        module.rheo_switch = Switch(module, type(model.ea_layer))
+    switch = module.rheo_switch
+
+    def topK_genrate(hidden_states, input_ids, head, logits_processor):
+        switch.drafter = ours
         return ours.draft(hidden_states, input_ids, head, logits_processor)
 
-    model.ea_layer.topK_genrate = draft
+    model.ea_layer.topK_genrate = topK_genrate
     return model
 
 
-def _remember_others(layer_class: type, drafter: list) -> None:
-    """Models of the same process that are not enabled go on with EAGLE's own verification."""
-    original = layer_class.topK_genrate
+def check_signature(name: str, function: Callable | None, expected: tuple[str, ...]) -> None:
+    """Check that a function of EAGLE takes the expected arguments.
 
-    def topK_genrate(self, hidden_states, input_ids, head, logits_processor):
-        drafter[0] = None
-        return original(self, hidden_states, input_ids, head, logits_processor)
+    Raises:
+        ValueError: if it does not, or if there is no such function.
+    """
+    found = tuple(inspect.signature(function).parameters) if function else None
+    if found != expected:
+        raise ValueError(
+            f"{name} of this EAGLE has the arguments {found}, expected {expected}; "
+            f"this was made for revision {REVISION}"
+        )
 
-    topK_genrate.rheo = True
-    layer_class.topK_genrate = topK_genrate
+
+def build_parser() -> argparse.ArgumentParser:
+    """The parser of the command line, which leaves EAGLE's own arguments alone."""
+    parser = argparse.ArgumentParser(
+        prog="python -m rheo.upstream",
+        description="Run a program of an EAGLE checkout with RheoSampling.",
+        usage=USAGE,
+        allow_abbrev=False,
+    )
+    sampling = "topk leaves EAGLE unchanged (default: %(default)s)"
+    parser.add_argument("eagle", type=Path, help="folder of the checkout")
+    parser.add_argument("--sampling", choices=("rheo", "topk"), default="rheo", help=sampling)
+    parser.add_argument("--m", type=parse_m, default=1, help='number of lead slots, or "auto"')
+    parser.add_argument("--support", type=int, default=128, help="draft logits that are kept")
+    parser.add_argument("--verification", choices=VERIFICATIONS, default="rheo")
+    return parser
 
 
 def main(argv: list[str] | None = None) -> None:
     """Run a program of an EAGLE checkout with RheoSampling."""
-    parser = argparse.ArgumentParser(
-        prog="python -m rheo.upstream", description="Run a program of an EAGLE checkout with RheoSampling.", allow_abbrev=False,
-        usage="%(prog)s PATH_TO_EAGLE [--sampling rheo|topk] [--m M] [--support S] [--verification rheo|rrsw] -- (-m MODULE | FILE) ...",
-    )  # fmt: skip
-    parser.add_argument("eagle", type=Path)
-    parser.add_argument(
-        "--sampling", choices=("rheo", "topk"), default="rheo", help="topk leaves EAGLE as it is"
-    )
-    parser.add_argument("--m", type=parse_m, default=1)
-    parser.add_argument("--support", type=int, default=128)
-    parser.add_argument("--verification", choices=VERIFICATIONS, default="rheo")
+    parser = build_parser()
     argv = sys.argv[1:] if argv is None else argv
     args, theirs = parser.parse_known_args([argument for argument in argv if argument != "--"])
     if not (args.eagle / "eagle/model/ea_model.py").is_file():
-        parser.error(f"{args.eagle} is no checkout of EAGLE (this was made for commit {COMMIT})")
+        parser.error(f"{args.eagle} is no checkout of EAGLE (made for revision {REVISION})")
     if not theirs or theirs == ["-m"]:
         parser.error("EAGLE's own command line is missing: -m MODULE or FILE, and its arguments")
     sys.path.insert(0, str(args.eagle.resolve()))
     if args.sampling == "rheo":
-        model_class = importlib.import_module("eagle.model.ea_model").EaModel
-        load = model_class.from_pretrained.__func__
-
-        def from_pretrained(cls, *positional, **keywords):
-            return enable(
-                load(cls, *positional, **keywords), args.m, args.support, args.verification
-            )
-
-        model_class.from_pretrained = classmethod(from_pretrained)
+        enable_all(args.m, args.support, args.verification)
     if theirs[0] == "-m":
         sys.argv = theirs[1:]
         runpy.run_module(theirs[1], run_name="__main__", alter_sys=True)
     else:
         sys.argv = theirs
         runpy.run_path(theirs[0], run_name="__main__")
+
+
+def enable_all(m: int | str, support: int, verification: str) -> None:
+    """Enable every model that EAGLE loads from now on; arguments as in ``enable``."""
+    model_class = importlib.import_module("eagle.model.ea_model").EaModel
+    load = model_class.from_pretrained.__func__
+
+    def from_pretrained(cls, *positional, **keywords):
+        return enable(load(cls, *positional, **keywords), m, support, verification)
+
+    model_class.from_pretrained = classmethod(from_pretrained)
 
 
 if __name__ == "__main__":

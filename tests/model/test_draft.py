@@ -1,4 +1,4 @@
-"""The EAGLE-3 head: its cache, its loading, its errors."""
+"""The draft head: its state, loading from disk, and the errors of heads that do not fit."""
 
 import copy
 import pickle
@@ -6,38 +6,45 @@ import pickle
 import pytest
 import torch
 from support.tiny import PROMPT, head_json, load_head, save_head, tiny_head, tiny_pair, tiny_target
-from torch import nn
 
 from eagle.model.draft.checkpoint import head_config
 from eagle.model.draft.state import DraftState
 from eagle.model.ea_model import EaModel
-from eagle.model.linear import ResidualLinear
 
 
-def test_incremental_draft_cache_equals_a_fresh_prefill_with_the_targets_features():
-    model = tiny_pair()
+@pytest.fixture(scope="module")
+def model():
+    return tiny_pair()
+
+
+def random_features(n):
+    """Features of ``n`` positions: three auxiliary layers of 16."""
+    return torch.randn(n, 3 * 16, generator=torch.Generator().manual_seed(1))
+
+
+def assert_close(a, b, atol=1e-5):
+    torch.testing.assert_close(a, b, atol=atol, rtol=0)
+
+
+@torch.inference_mode()
+def test_incremental_draft_cache_equals_a_fresh_prefill_with_the_targets_features(model):
     tokens = torch.randint(32, (12,), generator=torch.Generator().manual_seed(0))
-    features = torch.randn(12, 3 * 16, generator=torch.Generator().manual_seed(1))
-    with torch.inference_mode():
-        fresh = DraftState(model.draft, model.target.embedding, 40)
-        fresh_logits = fresh.commit(tokens, features)
-        grown = DraftState(model.draft, model.target.embedding, 40)
-        grown.commit(tokens[:5], features[:5])
-        grown.expand(
-            torch.tensor([1, 2, 3]), torch.tensor([0, 0, 0]), 1
-        )  # a tree in between leaves no trace
-        grown.expand(torch.tensor([4, 5]), torch.tensor([2, 0]), 2)
-        grown.commit(tokens[5:7], features[5:7])
-        grown_logits = grown.commit(tokens[7:], features[7:])
-    torch.testing.assert_close(grown_logits, fresh_logits, atol=1e-5, rtol=0)
-    torch.testing.assert_close(
-        grown.buffer.data[..., :12, :], fresh.buffer.data[..., :12, :], atol=1e-5, rtol=0
-    )
+    features = random_features(12)
+    fresh = DraftState(model.draft, model.target.embedding, 40)
+    fresh_logits = fresh.commit(tokens, features)
+    grown = DraftState(model.draft, model.target.embedding, 40)
+    grown.commit(tokens[:5], features[:5])
+    # A tree in between leaves no trace.
+    grown.expand(torch.tensor([1, 2, 3]), torch.tensor([0, 0, 0]), 1)
+    grown.expand(torch.tensor([4, 5]), torch.tensor([2, 0]), 2)
+    grown.commit(tokens[5:7], features[5:7])
+    grown_logits = grown.commit(tokens[7:], features[7:])
+    assert_close(grown_logits, fresh_logits)
+    assert_close(grown.buffer.data[..., :12, :], fresh.buffer.data[..., :12, :])
 
 
-def test_draft_cache_after_cycles_holds_the_targets_features_not_the_drafts():
-    """The cache that decoding leaves equals one that is filled in one go from the target's hidden states."""
-    model = tiny_pair()
+def test_draft_cache_after_cycles_holds_the_targets_features_not_the_drafts(model, monkeypatch):
+    """Decoding leaves the same cache as one prefill with the target's hidden states."""
     states = []
     original = DraftState.__init__
 
@@ -45,42 +52,38 @@ def test_draft_cache_after_cycles_holds_the_targets_features_not_the_drafts():
         original(self, *args)
         states.append(self)
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DraftState, "__init__", record)
-        result = model.generate(
-            PROMPT, model.options(temperature=1.0, max_new_tokens=30, sampling="rheo", seed=5)
-        )
-    assert (
-        result.cycles > 3 and max(result.accept_lengths) > 1
-    )  # blocks of several tokens were committed
-    length = states[0].buffer.length
+    monkeypatch.setattr(DraftState, "__init__", record)
+    options = model.options(temperature=1.0, max_new_tokens=30, sampling="rheo", seed=5)
+    result = model.generate(PROMPT, options)
+    # Blocks of several tokens were committed.
+    assert result.cycles > 3 and max(result.accept_lengths) > 1
+    buffer = states[0].buffer
+    length = buffer.length
     with torch.inference_mode():
         hidden = model.base_model(result.output_ids, output_hidden_states=True).hidden_states
         features = torch.cat([hidden[i][0, :length] for i in (0, 1, 2)], -1)
         fresh = DraftState(model.draft, model.target.embedding, length)
         fresh.commit(result.output_ids[0, 1 : length + 1], features)
-    torch.testing.assert_close(
-        states[0].buffer.data[..., :length, :], fresh.buffer.data, atol=1e-4, rtol=0
-    )
+    assert_close(buffer.data[..., :length, :], fresh.buffer.data, atol=1e-4)
 
 
-def test_tree_expansion_equals_running_the_head_along_each_path():
-    """Rows of a level see the committed positions and their own ancestors, at rotary positions that rise by level."""
-    model = tiny_pair()
-    head, embedding = model.draft, model.target.embedding
-    features = torch.randn(5, 3 * 16, generator=torch.Generator().manual_seed(1))
-    committed = torch.tensor([1, 2, 3, 4, 5])
-    with torch.inference_mode():
-        state = DraftState(head, embedding, 40)
-        state.commit(committed, features)
-        state.expand(torch.tensor([6, 7, 8]), torch.tensor([0, 0, 0]), 1)
-        second = state.expand(torch.tensor([9, 10]), torch.tensor([2, 0]), 2)
-        for row, path in enumerate(([8, 9], [6, 10])):
-            alone = DraftState(head, embedding, 40)
-            alone.commit(committed, features)
-            for level, token in enumerate(path, 1):
-                logits = alone.expand(torch.tensor([token]), torch.tensor([0]), level)
-            torch.testing.assert_close(second[row], logits[0], atol=1e-5, rtol=0)
+@torch.inference_mode()
+def test_tree_expansion_equals_running_the_head_along_each_path(model):
+    """A node sees the committed positions and its ancestors; its rotary position is its level's."""
+
+    def state():
+        found = DraftState(model.draft, model.target.embedding, 40)
+        found.commit(torch.tensor([1, 2, 3, 4, 5]), random_features(5))
+        return found
+
+    tree = state()
+    tree.expand(torch.tensor([6, 7, 8]), torch.tensor([0, 0, 0]), 1)
+    second = tree.expand(torch.tensor([9, 10]), torch.tensor([2, 0]), 2)
+    for row, path in enumerate(([8, 9], [6, 10])):
+        alone = state()
+        for level, token in enumerate(path, 1):
+            logits = alone.expand(torch.tensor([token]), torch.tensor([0]), level)
+        assert_close(second[row], logits[0])
 
 
 @pytest.mark.parametrize("draft_vocab", [None, 8])
@@ -91,10 +94,11 @@ def test_a_saved_head_loads_and_decodes_like_the_original(tmp_path, draft_vocab,
     target.save_pretrained(tmp_path / "target")
     save_head(head, tmp_path / "head", head_json(target, draft_vocab))
     options = {"temperature": 1.0, "sampling": "rheo", "max_new_tokens": 20, "seed": 4}
-    expected = EaModel(target, head, total_token=9, depth=2, top_k=3).eagenerate(PROMPT, **options)
+    size = {"total_token": 9, "depth": 2, "top_k": 3}
+    expected = EaModel(target, head, **size).eagenerate(PROMPT, **options)
     paths = str(tmp_path / "target"), str(tmp_path / "head")
     with pytest.warns(UserWarning, match="no tokenizer"):
-        loaded = EaModel.from_pretrained(*paths, total_token=9, depth=2, top_k=3, device_map=None)
+        loaded = EaModel.from_pretrained(*paths, **size, device_map=None)
     assert loaded.eagenerate(PROMPT, **options).tolist() == expected.tolist()
     assert (loaded.draft.embed_tokens is not None) == own_embedding
 
@@ -103,14 +107,14 @@ def test_own_embedding_of_the_head_is_the_one_that_is_used():
     target = tiny_target()
     head = tiny_head(target, own_embedding=True)
     with torch.inference_mode():
-        args = (torch.tensor([1, 2]), torch.randn(2, 48))
+        args = torch.tensor([1, 2]), torch.randn(2, 48)
         before = DraftState(head, target.get_input_embeddings(), 8).commit(*args)
         head.embed_tokens.weight.mul_(3)
         after = DraftState(head, target.get_input_embeddings(), 8).commit(*args)
     assert not torch.allclose(before, after)
 
 
-def test_pickled_head_loads(tmp_path):
+def test_a_head_saved_as_a_pickle_loads(tmp_path):
     target = tiny_target()
     head = tiny_head(target, 8)
     save_head(head, tmp_path, head_json(target, 8))
@@ -119,7 +123,8 @@ def test_pickled_head_loads(tmp_path):
     assert torch.equal(load_head(tmp_path, target).d2t, head.d2t)
 
 
-def break_head(tmp_path, change, draft_vocab=8, **config):
+def saved_head(tmp_path, change=lambda weights: None, draft_vocab=8, **config):
+    """Save a head after a change of its weights and config; returns its folder and its target."""
     target = tiny_target()
     head = tiny_head(target, draft_vocab)
     weights = head.state_dict()
@@ -152,52 +157,47 @@ def break_head(tmp_path, change, draft_vocab=8, **config):
     ],
 )
 def test_a_head_that_does_not_fit_is_refused_with_what_is_wrong(tmp_path, change, message):
-    folder, target = break_head(tmp_path, change)
+    folder, target = saved_head(tmp_path, change)
     with pytest.raises(ValueError, match=message):
         load_head(folder, target)
 
 
 def test_equal_vocabularies_need_no_mapping_and_refuse_another_one(tmp_path):
-    folder, target = break_head(
-        tmp_path, lambda w: w.update(d2t=torch.zeros(32, dtype=torch.long)), draft_vocab=None
-    )
-    assert load_head(folder, target).target_ids() is None
-    folder, target = break_head(
-        tmp_path, lambda w: w.update(d2t=torch.ones(32, dtype=torch.long)), draft_vocab=None
-    )
+    def with_offset(offset):
+        d2t = torch.full((32,), offset)
+        return saved_head(tmp_path, lambda w: w.update(d2t=d2t), draft_vocab=None)
+
+    assert load_head(*with_offset(0)).target_ids() is None
     with pytest.raises(ValueError, match="although its vocabulary is the target's"):
-        load_head(folder, target)
+        load_head(*with_offset(1))
 
 
-def test_feature_layers_of_the_config_are_used_and_checked(tmp_path):
-    folder, target = break_head(
-        tmp_path, lambda w: None, eagle_aux_hidden_state_layer_ids=[0, 1, 3]
-    )
-    assert load_head(folder, target).aux_layers == [0, 1, 3]
-    nested = {
-        "eagle_aux_hidden_state_layer_ids": None,
-        "eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]},
-    }
-    folder, target = break_head(tmp_path, lambda w: None, **nested)
-    assert load_head(folder, target).aux_layers == [1, 2, 3]
-    folder, target = break_head(
-        tmp_path, lambda w: None, eagle_aux_hidden_state_layer_ids=[0, 1, 4]
-    )
-    with pytest.raises(
-        ValueError, match=r"lists feature layers \[0, 1, 4\]; the target has layers 0..3"
-    ):
-        load_head(folder, target)
+def test_aux_layers_of_the_config_are_used_and_checked(tmp_path):
+    key = "eagle_aux_hidden_state_layer_ids"
+    assert load_head(*saved_head(tmp_path, **{key: [0, 1, 3]})).aux_layers == [0, 1, 3]
+    nested = {key: None, "eagle_config": {key: [1, 2, 3]}}
+    assert load_head(*saved_head(tmp_path, **nested)).aux_layers == [1, 2, 3]
+    message = r"lists feature layers \[0, 1, 4\]; the target has layers 0..3"
+    with pytest.raises(ValueError, match=message):
+        load_head(*saved_head(tmp_path, **{key: [0, 1, 4]}))
+
+
+def test_aux_layers_counted_by_their_outputs_are_warned_about(tmp_path):
+    target = tiny_target(layers=10)
+    save_head(tiny_head(target), tmp_path, head_json(target, aux_layers=[1, 4, 6]))
+    with pytest.warns(UserWarning, match=r"input is recorded.*list \[2, 5, 7\] instead"):
+        load_head(tmp_path, target)
 
 
 def test_other_vocabulary_or_missing_files_are_named(tmp_path):
-    folder, _ = break_head(tmp_path, lambda w: None)
+    folder, target = saved_head(tmp_path)
     with pytest.raises(ValueError, match="vocabulary of 32, the target has 40"):
         load_head(folder, tiny_target(vocab=40))
     with pytest.raises(FileNotFoundError, match="config.json"):
-        load_head(tmp_path, tiny_target())
+        load_head(tmp_path, target)
     (folder / "model.safetensors").unlink()
     with pytest.raises(FileNotFoundError, match="model.safetensors nor pytorch_model.bin"):
-        load_head(folder, tiny_target())
+        load_head(folder, target)
 
 
 @pytest.mark.parametrize(
@@ -209,7 +209,7 @@ def test_other_vocabulary_or_missing_files_are_named(tmp_path):
         ({"rope_scaling": {"rope_theta": 9.0, "type": "linear", "factor": 2.0}}, 9.0),
     ],
 )
-def test_rope_theta_is_found_wherever_it_stands(config, theta):
+def test_rope_theta_is_found_in_every_form_of_config(config, theta):
     raw = {
         "hidden_size": 16,
         "num_attention_heads": 4,
@@ -225,13 +225,12 @@ def test_eagle3_is_the_only_kind_of_head():
         EaModel.from_pretrained("x", "y", use_eagle3=False)
 
 
-def test_a_head_can_be_pickled_and_copied():
-    head = tiny_head(tiny_target())
-    for other in (pickle.loads(pickle.dumps(head)), copy.deepcopy(head)):
+def test_a_head_can_be_pickled_and_copied(model):
+    expected = model.draft.state_dict()
+    for other in (pickle.loads(pickle.dumps(model.draft)), copy.deepcopy(model.draft)):
         state = other.state_dict()
-        assert state.keys() == head.state_dict().keys() and all(
-            torch.equal(state[name], value) for name, value in head.state_dict().items()
-        )
+        assert state.keys() == expected.keys()
+        assert all(torch.equal(state[name], value) for name, value in expected.items())
         other.load_state_dict(state)
 
 
@@ -245,48 +244,19 @@ def test_rotary_angles_stay_float32_in_half_precision(tmp_path):
 
 
 @pytest.mark.parametrize("poison", [torch.nan, torch.inf])
-def test_law2_a_row_that_overflows_does_not_reach_rows_that_do_not_see_it(poison):
-    """Otherwise a drawn token could change the pools of its cousins, and with them its own survival."""
+def test_a_row_that_overflows_does_not_reach_rows_that_do_not_see_it(poison):
+    """Otherwise a sampled token could change its cousins' pools, and so its own survival."""
     target = tiny_target()
     head = tiny_head(target, own_embedding=True)
     head.embed_tokens.weight.data[9] = poison
-    features = torch.randn(5, 3 * 16, generator=torch.Generator().manual_seed(1))
 
+    @torch.inference_mode()
     def cousin_logits(other):
-        with torch.inference_mode():
-            state = DraftState(head, None, 40)
-            state.commit(torch.tensor([1, 2, 3, 4, 5]), features)
-            first = state.expand(torch.tensor([6, other]), torch.tensor([0, 0]), 1)[0]
-            return first, state.expand(torch.tensor([7, 8]), torch.tensor([0, 1]), 2)[0]
+        state = DraftState(head, None, 40)
+        state.commit(torch.tensor([1, 2, 3, 4, 5]), random_features(5))
+        first = state.expand(torch.tensor([6, other]), torch.tensor([0, 0]), 1)[0]
+        return first, state.expand(torch.tensor([7, 8]), torch.tensor([0, 1]), 2)[0]
 
     for clean, poisoned in zip(cousin_logits(8), cousin_logits(9)):
         assert clean.isfinite().all()
-        torch.testing.assert_close(poisoned, clean, atol=1e-6, rtol=0)
-
-
-@pytest.mark.parametrize("bias", [True, False])
-def test_a_residual_layer_adds_to_the_stream_and_autocast_does_not_round_it(bias):
-    torch.manual_seed(0)
-    layer, x, stream = (
-        ResidualLinear(6, 4, bias=bias),
-        torch.randn(2, 3, 6),
-        1000 + torch.randn(2, 3, 4),
-    )
-    expected = stream + nn.functional.linear(x, layer.weight, layer.bias)
-    torch.testing.assert_close(layer(x, stream), expected)
-    with torch.no_grad():
-        torch.testing.assert_close(layer(x, stream), expected)
-    for given in (x, x.bfloat16()):
-        with torch.autocast("cpu", torch.bfloat16):
-            rounded = layer(given, stream)
-        assert rounded.dtype == torch.float32
-        torch.testing.assert_close(
-            rounded, expected, atol=0.05, rtol=0
-        )  # bfloat16 is 4 wide at 1000
-
-
-def test_feature_layers_listed_in_the_manner_of_layer_outputs_are_warned_about(tmp_path):
-    target = tiny_target(layers=10)
-    save_head(tiny_head(target), tmp_path, head_json(target, aux_layers=[1, 4, 6]))
-    with pytest.warns(UserWarning, match=r"input is recorded.*list \[2, 5, 7\] instead"):
-        load_head(tmp_path, target)
+        assert_close(poisoned, clean, atol=1e-6)

@@ -85,13 +85,13 @@ MUTANTS = {
     "min(1, p/q) on lead and fill tokens": {
         "verification": [
             (
-                "    return token if first is None",
+                "    if first is None or is_lead is None:\n",
                 "    point = tree.children(node) & ~tree.sampled\n"
                 "    candidate = pick(tree.tokens, point.int().argmax())\n"
                 "    q = pick(tree.log_scores, point.int().argmax()).exp()\n"
                 "    lenient = draws.accept(torch.where(point.any(), pick(p, candidate) / q, 0))\n"
                 "    token = torch.where(lenient, candidate, token)\n"
-                "    return token if first is None",
+                "    if first is None or is_lead is None:\n",
             )
         ]
     },

@@ -1,1 +1,1 @@
-"""Tiny models, the literal implementation, and patched copies of the code."""
+"""Tools of the tests: tiny models, a second implementation, and a patched copy of ``rheo``."""

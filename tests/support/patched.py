@@ -1,4 +1,4 @@
-"""A copy of ``rheo`` whose source is changed: what the tests that break the code on purpose run."""
+"""A copy of ``rheo`` with changed source, for tests that break the code on purpose."""
 
 import sys
 import types
@@ -6,16 +6,20 @@ from pathlib import Path
 
 import rheo
 
+# In an order in which each module imports only earlier ones.
 MODULES = (
     "draws",
     "scores",
     "pool",
     "tree",
     "verification",
+    "certify.distributions",
     "certify.rational",
     "certify.enumeration",
     "certify.settings",
     "certify.certificates",
+    "certify.report",
+    "certify.__main__",
 )
 
 
@@ -36,7 +40,7 @@ def load_rheo(patches: dict[str, list[tuple[str, str]]] | None = None) -> types.
         file = Path(rheo.__file__).parent.joinpath(*name.split(".")).with_suffix(".py")
         source = file.read_text().replace("from rheo.", f"from {package}.")
         for old, new in (patches or {}).get(name.rpartition(".")[2], []):
-            assert source.count(old) == 1, f"the patch of {name} does not apply once: {old!r}"
+            assert source.count(old) == 1, f"the patch of {name} must apply once: {old!r}"
             source = source.replace(old, new)
         module = types.ModuleType(f"{package}.{name}")
         sys.modules[module.__name__] = module

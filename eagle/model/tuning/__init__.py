@@ -1,1 +1,1 @@
-"""Measurements that choose settings: expected tokens at fixed contexts, the size of the draft tree."""
+"""Measurements that choose settings: expected tokens at fixed contexts, and the size of a tree."""
