@@ -17,8 +17,8 @@ Begin with ``main``, then read ``rheo.certify.certificates``.
 """
 
 import argparse
-import contextlib
 import json
+import os
 import sys
 from collections.abc import Sequence
 from typing import TextIO
@@ -67,7 +67,7 @@ def main(argv: list[str] | None = None) -> int:
         return 0
     settings = list(full_settings() if args.full else quick_settings())
     try:
-        with open(args.output, "w") if args.output else contextlib.nullcontext() as output:
+        with open(args.output or os.devnull, "w", encoding="utf-8") as output:
             rows = certify_all(settings, output)
         compared = check_merging(settings_to_merge())
     except NotLossless as error:
@@ -84,12 +84,12 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def certify_all(settings: Sequence[Setting], output: TextIO | None) -> dict[str, Row]:
+def certify_all(settings: Sequence[Setting], output: TextIO) -> dict[str, Row]:
     """Certify settings.
 
     Args:
         settings: what to certify.
-        output: gets one JSON object per certificate; None writes nothing.
+        output: gets one JSON object per certificate.
 
     Returns:
         One line of the report per group of settings.
@@ -101,8 +101,7 @@ def certify_all(settings: Sequence[Setting], output: TextIO | None) -> dict[str,
     rows: dict[str, Row] = {}
     for setting in tqdm(settings, unit="setting", desc="certify"):
         for certificate in certify(setting):
-            if output:
-                output.write(json.dumps(record(certificate)) + "\n")
+            output.write(json.dumps(record(certificate)) + "\n")
             if not certificate.lossless:
                 raise NotLossless(describe_failure(smallest_failure(certificate)))
             rows.setdefault(setting.group, Row()).add(certificate)

@@ -274,8 +274,10 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("eagle", type=Path, help="folder of the checkout")
     parser.add_argument("--sampling", choices=("rheo", "topk"), default="rheo", help=sampling)
     parser.add_argument("--m", type=parse_m, default=1, help='number of lead slots, or "auto"')
-    parser.add_argument("--support", type=int, default=128, help="draft logits that are kept")
-    parser.add_argument("--verification", choices=VERIFICATIONS, default="rheo")
+    support = "highest draft logits that carry the draft distribution; 0 for all"
+    parser.add_argument("--support", type=int, default=128, help=support)
+    verification = "rrsw is the paper's baseline (default: %(default)s)"
+    parser.add_argument("--verification", choices=VERIFICATIONS, default="rheo", help=verification)
     return parser
 
 
