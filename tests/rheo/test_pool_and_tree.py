@@ -1,4 +1,4 @@
-"""Pools and trees against a literal, slow definition; the laws that concern them."""
+"""Pools and trees against a literal, slow definition, and the rules that they must keep."""
 
 import math
 
@@ -17,7 +17,7 @@ def draws(seed=0):
 
 
 class FixedToken:
-    """Draws that always return the given index, of a pool the rank in its tail."""
+    """Draws that always sample the same index: for a pool, the rank in its tail."""
 
     def __init__(self, index):
         self.index = index
@@ -30,7 +30,7 @@ class FixedToken:
 
 
 def literal_pool(logits, size, m, support, drawn, temperature=1.0):
-    """[(token, score, kind)] of one pool, as the paper's section 3.2 and docs/RHEOSTAT.md read (float64, lists)."""
+    """One pool as [(token, score, kind)] on plain lists (section 3.2, docs/RHEOSTAT.md)."""
     ids = sorted(range(len(logits)), key=lambda i: -logits[i])[: support or len(logits)]
     total = sum(math.exp(logits[i]) for i in ids)
     q = {i: math.exp(logits[i]) / total for i in ids}
@@ -74,7 +74,7 @@ def test_pool_equals_the_literal_definition(m, support):
 
 
 @pytest.mark.parametrize("shape", [(20_001,), (2, 16_512)])
-def test_a_token_of_a_large_vocabulary_has_the_law_of_its_weights(shape):
+def test_a_token_of_a_large_vocabulary_is_sampled_by_its_weight(shape):
     generator = torch.Generator().manual_seed(0)
     probs = torch.zeros(shape)
     positions = torch.randperm(shape[-1], generator=generator)[:40]
@@ -116,8 +116,11 @@ def test_auto_at_temperature_0_builds_the_top_k_tree_of_the_support():
     )
 
     def build(pool):
-        return build_tree(torch.tensor(0), vocab_logits[0], lambda tokens, ranks, level: vocab_logits[1 + tokens + 12 * (level % 3)],
-                          TreeOptions(pool, 20, 3), draws())  # fmt: skip
+        def expand(tokens, ranks, level):
+            return vocab_logits[1 + tokens + 12 * (level % 3)]
+
+        options = TreeOptions(pool, 20, 3)
+        return build_tree(torch.tensor(0), vocab_logits[0], expand, options, draws())
 
     rheo, top_k = build(PoolOptions(4, AUTO, 0, temperature=0.0)), build(PoolOptions(4, None))
     assert (
@@ -151,8 +154,11 @@ def test_full_normaliser_with_m_0_at_temperature_0_builds_the_top_k_tree():
     vocab_logits = torch.randn(200, 40, generator=torch.Generator().manual_seed(0))
 
     def build(pool):
-        return build_tree(torch.tensor(0), vocab_logits[0], lambda tokens, ranks, level: vocab_logits[1 + tokens + 40 * (level % 3)],
-                          TreeOptions(pool, 20, 3), draws())  # fmt: skip
+        def expand(tokens, ranks, level):
+            return vocab_logits[1 + tokens + 40 * (level % 3)]
+
+        options = TreeOptions(pool, 20, 3)
+        return build_tree(torch.tensor(0), vocab_logits[0], expand, options, draws())
 
     rheo, top_k = (
         build(PoolOptions(4, 0, 12, temperature=0.0, normaliser="full")),
@@ -174,7 +180,7 @@ def test_greedy_pool_takes_the_next_token_with_the_same_proxy():
 
 
 @pytest.mark.parametrize("temperature", [0.01, 0.3, 1.0, 2.0])
-def test_law2_proxy_is_independent_of_the_token_and_at_least_every_fill(temperature):
+def test_the_proxy_does_not_depend_on_the_token_and_no_fill_slot_scores_higher(temperature):
     generator = torch.Generator().manual_seed(0)
     for scale in (0.1, 3.0, 30.0, 300.0):
         for dtype in (torch.float16, torch.bfloat16, torch.float32):
@@ -197,8 +203,8 @@ def test_law2_proxy_is_independent_of_the_token_and_at_least_every_fill(temperat
 @pytest.mark.parametrize("temperature", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("normaliser", ["support", "full"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
-def test_law11_rows_with_nan_or_infinities_make_pools_all_the_same(dtype, normaliser, temperature):
-    """Numbers everywhere, and what law 2 asks for: the sampled slot's score hangs on no draw, and no fill slot has a higher one."""
+def test_rows_with_nan_or_infinity_still_make_valid_pools(dtype, normaliser, temperature):
+    """No NaN, a sampled score that depends on no draw, and no fill slot that scores higher."""
     rows = torch.randn(7, 60, generator=torch.Generator().manual_seed(0)).to(dtype) * 5
     rows[0, 7], rows[1, 7], rows[2, 7] = torch.nan, torch.inf, -torch.inf
     rows[3, :50], rows[4], rows[5] = torch.nan, torch.nan, -torch.inf  # the last row is sound
@@ -224,15 +230,15 @@ def test_law11_rows_with_nan_or_infinities_make_pools_all_the_same(dtype, normal
                 assert (pool.log_proxy[:, m, None] >= pool.log_proxy[:, m + 1 :]).all()
 
 
-def test_law2_proxy_of_a_near_certain_lead_uses_the_sum_of_the_tail():
-    """1 - q(x_1) is 0 in float32 here; the summed tail is not, and stays at least q(x_2)."""
+def test_the_proxy_behind_a_near_certain_lead_uses_the_sum_of_the_tail():
+    """Here 1 - q(x_1) is 0 in float32. The summed tail is not, and is at least q(x_2)."""
     pools = build_pools(torch.tensor([[0.0, -20.0, -20.5, -21.0]]), PoolOptions(3, 1, 0), draws())
     z = sum(math.exp(x) for x in (-20.0, -20.5, -21.0))
     assert pools.log_proxy[0, 1].item() == pytest.approx(math.log(z), abs=1e-5)
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
-def test_law3_token_is_drawn_from_the_stored_law(temperature):
+def test_the_token_is_sampled_from_the_stored_weights(temperature):
     logits = torch.randn(1, 40, generator=torch.Generator().manual_seed(0)).to(torch.bfloat16)
 
     class Spy(Draws):
@@ -254,8 +260,8 @@ def test_law3_token_is_drawn_from_the_stored_law(temperature):
     torch.testing.assert_close(tree.q_tail, (highest.values[:, 1:] / temperature).softmax(-1))
 
 
-def test_law3_a_law_of_the_smallest_numbers_is_one_all_the_same():
-    """A tail worth 1e-44, behind a near-certain lead, is judged by what it is drawn from."""
+def test_a_tail_of_the_smallest_numbers_is_normalised():
+    """The tail behind a near-certain lead has weights of about 1e-44."""
     weights = torch.tensor([[3.0, 2.0, 2.0]]) * 2.0**-149
     pool = Pools(
         torch.arange(3)[None],
@@ -270,14 +276,14 @@ def test_law3_a_law_of_the_smallest_numbers_is_one_all_the_same():
     assert tree.q_tail[0].tolist() == pytest.approx([3 / 7, 2 / 7, 2 / 7])
 
 
-def test_law3_tempering_before_renormalising_survives_low_temperatures():
+def test_tempering_before_the_softmax_keeps_digits_at_low_temperatures():
     pools = build_pools(
         torch.tensor([[100.0, 1.0, 0.0]]), PoolOptions(2, 1, 0, temperature=0.01), draws()
     )
     assert pools.tail_weights[0].tolist() == pytest.approx([1, 0])
 
 
-def test_law6_empty_tail_means_no_sampled_slot_and_nobody_takes_its_place():
+def test_an_empty_tail_means_no_sampled_slot_and_nothing_takes_its_place():
     logits = torch.tensor([[0.0, -200.0, -201.0, -202.0], [0.0, -1.0, -2.0, -3.0]])
     pools = build_pools(logits, PoolOptions(3, 1, 0), draws())
     assert pools.log_proxy[0, 1] == -torch.inf and pools.log_proxy[1, 1] > -torch.inf
@@ -302,9 +308,10 @@ def test_support_smaller_than_the_pool_gives_a_shorter_pool():
 
 
 def literal_tree(pool_of, size, depth, budget):
-    """{path: kind} of the kept nodes under the total order (score, shallower, left to right), on plain lists.
+    """The kept nodes as {path: kind} under the total order, on plain lists.
 
-    ``pool_of(path)`` gives [(token, log proxy, kind)]: the very numbers of the code, so that ties are ties in both.
+    ``pool_of(path)`` gives [(token, log proxy, kind)] with the numbers of the code, so that both
+    have the same ties.
     """
     level, candidates = [((), 0.0)], []
     for number in range(depth + 1):
@@ -357,8 +364,8 @@ def test_tree_equals_the_literal_definition_with_ties_everywhere(m):
             )
 
 
-def test_law2_ties_of_the_lead_and_the_sampled_token_keep_the_slot_order():
-    """m = 1 and q(x_1) <= 1/2: the two scores are equal, and one kept node must be the lead."""
+def test_a_tie_of_the_lead_and_the_sampled_token_keeps_the_slot_order():
+    """For m = 1 and q(x_1) <= 1/2 both score the same; the one kept node must be the lead."""
     logits = torch.tensor([0.5, 0.3, 0.2]).log()
     for seed in range(10):
         tree = build_tree(
@@ -376,7 +383,7 @@ def test_paper_tree_has_59_drafted_nodes_and_at_most_8_levels():
     tree = build_tree(
         torch.tensor(0),
         logits[0],
-        lambda t, r, l: logits.expand(len(t), -1) * 0 + torch.linspace(8, 0, 64),
+        lambda tokens, *_: torch.linspace(8, 0, 64).expand(len(tokens), -1),
         TreeOptions(PoolOptions()),
         draws(),
     )
@@ -388,7 +395,7 @@ def test_paper_tree_has_59_drafted_nodes_and_at_most_8_levels():
     )
 
 
-def test_reduced_vocabulary_maps_candidates_and_their_law():
+def test_a_reduced_vocabulary_maps_candidates_and_tail_to_target_ids():
     target_ids = torch.tensor([7, 2, 9, 4])
     pools = build_pools(
         torch.tensor([[0.0, 3.0, 1.0, 2.0]]), PoolOptions(3, 1, 0), FixedToken(1), target_ids

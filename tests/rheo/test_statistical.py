@@ -1,8 +1,9 @@
-"""The law of the first three tokens through ``EaModel.eagenerate``, against the exact law of a tiny target.
+"""The first three tokens of ``EaModel.eagenerate`` against a tiny target's exact distribution.
 
-The first token comes from the prefill, the second and third are drafted ones (or a bonus token). Pearson's chi-square
-over all sequences of three; cells with an expectation under 5 are pooled, a sequence of probability 0 fails at
-once. Each test's false-alarm rate is 1e-6 divided by the number of its settings, with fixed seeds.
+The first token comes from the prefill. The second and third are drafted tokens or bonus tokens. The
+test is Pearson's chi-square over all texts of three tokens. Cells with an expectation under 5 are
+pooled; a text of probability 0 fails at once. The false-alarm rate of each test is 1e-6 divided by
+the number of its settings, with fixed seeds.
 """
 
 import itertools
@@ -53,8 +54,8 @@ def models():
 
 
 @torch.inference_mode()
-def exact_law(model, temperature, filters):
-    """[V, V, V] probabilities of the first three new tokens, by plain forwards in one batch."""
+def exact_probs(model, temperature, filters):
+    """Probabilities [V, V, V] of the first three new tokens, by plain forwards in one batch."""
     vocab = model.target.vocab_size
     probs = TargetProbs(WarperOptions(temperature, **filters))
     prefixes = torch.cartesian_prod(*[torch.arange(vocab)] * (LENGTH - 1))
@@ -70,9 +71,9 @@ def exact_law(model, temperature, filters):
 
 
 def p_value(model, method, temperature, n, first_seed=0, **filters):
-    """p-value of n requests with consecutive seeds; 0 where an impossible sequence came out."""
+    """The p-value of n requests with consecutive seeds; 0 if an impossible text came out."""
     vocab = model.target.vocab_size
-    expected = exact_law(model, temperature, filters) * n
+    expected = exact_probs(model, temperature, filters) * n
     counts = torch.zeros_like(expected)
     for seed in range(first_seed, first_seed + n):
         ids = model.eagenerate(
@@ -89,15 +90,15 @@ def p_value(model, method, temperature, n, first_seed=0, **filters):
 
 
 @pytest.mark.parametrize("method, temperature, draft_vocab", QUICK)
-def test_law_of_three_tokens_is_the_targets(models, method, temperature, draft_vocab):
+def test_three_tokens_have_the_targets_distribution(models, method, temperature, draft_vocab):
     assert p_value(models[draft_vocab], method, temperature, 2000) > FALSE_ALARM / len(QUICK)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("cuda_graph", [True, False])
 @pytest.mark.parametrize("method", METHODS)
-def test_law_of_three_tokens_on_a_gpu_is_the_targets(method, cuda_graph):
-    """With graphs, all but the first cycles are replays of one, whose random numbers must move on."""
+def test_three_tokens_have_the_targets_distribution_on_a_gpu(method, cuda_graph):
+    """With graphs all but the first cycles are replays, whose random numbers must move on."""
     cpu = tiny_pair(
         vocab=5,
         draft_vocab=4,
@@ -109,7 +110,7 @@ def test_law_of_three_tokens_on_a_gpu_is_the_targets(method, cuda_graph):
         top_k=3,
         seed=2,
     )
-    expected = exact_law(cpu, 1.0, {})
+    expected = exact_probs(cpu, 1.0, {})
     model = EaModel(
         cpu.base_model.cuda(),
         cpu.draft.cuda(),
@@ -132,14 +133,14 @@ def test_law_of_three_tokens_on_a_gpu_is_the_targets(method, cuda_graph):
 
 @pytest.mark.full
 @pytest.mark.parametrize("method, temperature, draft_vocab", FULL)
-def test_law_of_three_tokens_is_the_targets_in_every_setting(
+def test_three_tokens_have_the_targets_distribution_in_every_setting(
     models, method, temperature, draft_vocab
 ):
     assert p_value(models[draft_vocab], method, temperature, 6000) > FALSE_ALARM / len(FULL)
 
 
 def decide_at_once(monkeypatch):
-    """Cycles verify the way they do on a GPU."""
+    """Make cycles verify as they do on a GPU."""
     begin = Cycle.begin
 
     def begin_so(self, seed):
@@ -151,15 +152,15 @@ def decide_at_once(monkeypatch):
 
 @pytest.mark.parametrize("filters", [{}, {"top_k": 4, "top_p": 0.9, "min_p": 0.01}])
 @pytest.mark.parametrize("method", ["topk", "rheo m=1", "rrsw"])
-def test_law_of_three_tokens_is_the_targets_where_all_nodes_are_decided_at_once(
+def test_three_tokens_have_the_targets_distribution_if_all_nodes_are_decided_at_once(
     models, method, filters, monkeypatch
 ):
-    """The way of a GPU, on a CPU."""
+    """As on a GPU, but on a CPU."""
     decide_at_once(monkeypatch)
     assert p_value(models[4], method, 1.0, 1500, **filters) > FALSE_ALARM / 6
 
 
-def test_nodes_that_share_their_draws_fail_the_statistical_test(models, monkeypatch):
+def test_nodes_that_share_their_random_numbers_fail_the_statistical_test(models, monkeypatch):
     decide_at_once(monkeypatch)
     vmap = torch.vmap
     monkeypatch.setattr(torch, "vmap", lambda step, randomness: vmap(step, randomness="same"))
@@ -167,7 +168,7 @@ def test_nodes_that_share_their_draws_fail_the_statistical_test(models, monkeypa
 
 
 @pytest.mark.parametrize("filters", [{"top_k": 3}, {"top_p": 0.8, "min_p": 0.05}])
-def test_law_of_three_tokens_is_the_targets_under_filters(models, filters):
+def test_three_tokens_have_the_targets_distribution_under_filters(models, filters):
     assert p_value(models[4], "rheo m=1", 1.0, 1500, **filters) > FALSE_ALARM / 2
 
 
@@ -177,8 +178,8 @@ def test_a_verification_without_its_residual_fails_the_statistical_test(models, 
 
 
 def test_a_temperature_that_is_ignored_fails_the_statistical_test(models, monkeypatch):
-    expected = exact_law(models[None], 0.5, {})
-    monkeypatch.setattr(f"{__name__}.exact_law", lambda *args: expected)
+    expected = exact_probs(models[None], 0.5, {})
+    monkeypatch.setattr(f"{__name__}.exact_probs", lambda *args: expected)
     assert p_value(models[None], "rheo m=1", 1.0, 2000) < FALSE_ALARM / len(QUICK)
 
 

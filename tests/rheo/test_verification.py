@@ -1,4 +1,4 @@
-"""Verification and the target's law: the laws that are too small for a test of the output law."""
+"""Verification, draws and filters: rules whose breach is too small for a distribution test."""
 
 import itertools
 
@@ -20,7 +20,7 @@ def one_level_tree(logits, pool, seed=0, budget=10):
     return build_tree(torch.tensor(0), logits, None, TreeOptions(pool, budget + 1, 0), draws(seed))
 
 
-def test_law1_greedy_commits_the_argmax_where_siblings_are_1e_6_apart():
+def test_greedy_verification_takes_the_argmax_of_siblings_1e_6_apart():
     p = torch.tensor([1.0, 1.0 + 1e-6, 0.5, 0.2])
     probs = TargetProbs(WarperOptions(temperature=0.0))
     for pool in (
@@ -35,8 +35,8 @@ def test_law1_greedy_commits_the_argmax_where_siblings_are_1e_6_apart():
         )  # accepted, whatever the draft preferred
 
 
-def test_law4_draws_of_parents_levels_and_coins_are_independent():
-    """2x2 tables of two parents' tokens, and of a token and a coin: chi-square under 33 (a 1e-8 event each)."""
+def test_samples_of_parents_and_levels_and_acceptance_uniforms_are_independent():
+    """2x2 tables of two samples: chi-square stays below 33, which fails with probability 1e-8."""
     n, source = 40000, draws(1)
     tokens = source.token(torch.tensor([0.3, 0.7]).expand(n, 2, 2))
     uniforms = source.accept(torch.full((n,), 0.4))
@@ -46,7 +46,7 @@ def test_law4_draws_of_parents_levels_and_coins_are_independent():
         assert ((table - expected) ** 2 / expected).sum() < 33
 
 
-def test_law4_draws_whose_numbers_were_made_ahead_are_independent_and_go_on_when_these_are_used_up():
+def test_numbers_made_ahead_are_independent_and_sampling_goes_on_when_they_are_used_up():
     n, weights = 40000, torch.tensor([0.3, 0.7])
     source = draws(2).ahead(2 * n, 2, weights.device)
     first, second, third = (source.token(weights.expand(n, 2)) for _ in range(3))
@@ -56,20 +56,20 @@ def test_law4_draws_whose_numbers_were_made_ahead_are_independent_and_go_on_when
         assert ((table - expected) ** 2 / expected).sum() < 38  # 3 degrees: a 3e-8 event
 
 
-def test_law5_a_coin_of_exactly_zero_does_not_accept_ratio_zero(monkeypatch):
+def test_a_uniform_of_exactly_zero_does_not_accept_a_ratio_of_zero(monkeypatch):
     monkeypatch.setattr(torch, "rand", lambda shape, **kwargs: torch.zeros(shape))
     assert not draws().accept(torch.tensor(0.0))
     assert draws().accept(torch.tensor(1e-30))
 
 
-def test_law5_a_weight_of_zero_is_never_drawn_even_when_the_exponential_is_zero(monkeypatch):
+def test_a_weight_of_zero_is_never_sampled_even_if_the_exponential_is_zero(monkeypatch):
     monkeypatch.setattr(
         torch.Tensor, "exponential_", lambda self, rate, generator=None: self.zero_()
     )
     assert draws().token(torch.tensor([0.0, 0.5, 0.5])) == 1
 
 
-def test_draws_follow_their_weights_and_never_take_a_zero():
+def test_tokens_are_sampled_by_their_weights_and_never_with_weight_zero():
     weights = torch.tensor([0.1, 0.0, 0.6, 0.3])
     counts = draws().token(weights.expand(40000, -1)).bincount(minlength=4)
     assert counts[1] == 0
@@ -80,8 +80,8 @@ def test_draws_follow_their_weights_and_never_take_a_zero():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_law3_the_smallest_numbers_are_drawn_in_their_proportion(dtype):
-    """A tail behind a near-certain lead: a quotient as small would be rounded, and ties go to the first token."""
+def test_the_smallest_numbers_are_sampled_in_their_proportion(dtype):
+    """The tail behind a near-certain lead has such weights. A rounded quotient would tie."""
     smallest = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps
     weights = torch.tensor([3.0, 2.0, 0.0, 2.0], dtype=dtype) * smallest
     counts = draws().token(weights.expand(40000, -1)).bincount(minlength=4)
@@ -91,17 +91,18 @@ def test_law3_the_smallest_numbers_are_drawn_in_their_proportion(dtype):
     )
 
 
-def test_law6_tokens_outside_the_draft_vocabulary_and_the_support_are_reachable():
+def test_tokens_outside_the_draft_vocabulary_and_the_support_can_be_emitted():
     p = torch.full((6,), 1 / 6)
-    tree = build_tree(torch.tensor(0), torch.tensor([3.0, 2.0, 1.0]), None, TreeOptions(PoolOptions(2, 1, 2), 3, 0), draws(),
-                      target_ids=torch.tensor([1, 3, 4]))  # fmt: skip
+    logits, target_ids = torch.tensor([3.0, 2.0, 1.0]), torch.tensor([1, 3, 4])
+    options = TreeOptions(PoolOptions(2, 1, 2), 3, 0)
+    tree = build_tree(torch.tensor(0), logits, None, options, draws(), target_ids)
     source = draws(5)
     seen = {verify(tree, lambda node: p, source).tokens[0].item() for _ in range(300)}
     assert seen == set(range(6))
 
 
-def test_law6_a_residual_that_underflows_falls_back_to_p_and_is_never_nan():
-    """p is the q_tail that the token was drawn from: on a (forced) rejection nothing of p is left."""
+def test_a_residual_that_underflows_falls_back_to_p_and_is_never_nan():
+    """The target p equals q_tail. After a (forced) rejection the residual is 0 everywhere."""
     logits = torch.tensor([0.0, -1.0, -2.0])
     tree = one_level_tree(logits, PoolOptions(2, 0, 0), budget=1)
     p = torch.zeros(3).index_add_(0, tree.tail[0], tree.q_tail[0])
@@ -129,12 +130,11 @@ def test_verification_reads_the_target_at_visited_nodes_only():
     )
 
 
-def test_all_nodes_at_once_and_node_by_node_end_alike_where_nothing_is_left_to_chance():
-    """Greedy laws over trees of several shapes, padding among their nodes: the same path, tokens and count, and NaN is reported where it is met."""
+def test_deciding_at_all_nodes_at_once_and_node_by_node_agree_for_greedy_targets():
+    """Trees of several shapes, with padding: same path, tokens and count; NaN is reported."""
     table = torch.randn(9, 9, generator=torch.Generator().manual_seed(0))
-    table[:4, 3] += (
-        400.0  # a draft so certain of one token that its tail is empty: with m = 1 there is no sampled slot, and padding in its place
-    )
+    # A draft so certain that its tail is empty: for m = 1 padding replaces the sampled slot.
+    table[:4, 3] += 400.0
     probs = TargetProbs(WarperOptions(temperature=0.0))
     counts, padding = set(), 0
     for nodes, depth, m in itertools.product((2, 6, 30), (0, 1, 3), (None, 0, 1)):
@@ -205,8 +205,8 @@ FILTERS = [
 
 
 @pytest.mark.parametrize("filters", FILTERS)
-def test_law12_filters_equal_those_of_generate(filters):
-    """The warpers that transformers' ``generate`` itself builds from a generation config, in its order."""
+def test_filters_equal_those_of_generate(filters):
+    """Against the warpers that ``generate`` itself makes of a generation config."""
     model = tiny_pair().base_model
     logits = torch.randn(32, generator=torch.Generator().manual_seed(0)) * 2
     config = GenerationConfig(**({"do_sample": True, "top_k": 0, "top_p": 1.0} | filters))
@@ -220,7 +220,7 @@ def test_law12_filters_equal_those_of_generate(filters):
     )
 
 
-def test_law12_filters_leave_q_tail_alone():
+def test_filters_leave_q_tail_alone():
     model = tiny_pair()
     for filters in ({"top_k": 2}, {"top_p": 0.3}, {"min_p": 0.5}):
         plain, filtered = (
@@ -230,7 +230,7 @@ def test_law12_filters_leave_q_tail_alone():
 
 
 def test_a_banned_token_never_appears_at_any_slot():
-    """top_k = 1 at T = 1 leaves one token a step: 200 requests, every block equal to plain greedy decoding."""
+    """top_k = 1 at T = 1 leaves one token per step: 200 requests equal plain greedy decoding."""
     model = tiny_pair()
     expected = model.naivegenerate(PROMPT, temperature=0.0, max_new_tokens=12).tolist()
     for seed in range(50):
