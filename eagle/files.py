@@ -1,4 +1,4 @@
-"""Files that are replaced as a whole or not at all, and settings that a resumed run must share."""
+"""Write files all or nothing, and compare the settings of a resumed run."""
 
 import os
 from collections.abc import Iterator
@@ -8,7 +8,15 @@ from pathlib import Path
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A scratch path beside ``path`` to write to; it takes ``path``'s place when the block ends without an error."""
+    """Replace a file as a whole, or leave it as it is if the block raises.
+
+    Args:
+        path: the file. Its folder is created if it is missing.
+
+    Yields:
+        A temporary path in the same folder, to be written to. It becomes ``path`` when the block
+        ends without an error.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     scratch = path.with_name(f"{path.stem}.part{path.suffix}")
     try:
@@ -21,7 +29,7 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a text file, all or nothing; its folder is made."""
+    """Write a text file in UTF-8, all or nothing. Its folder is created if it is missing."""
     with replacing(path) as scratch:
         scratch.write_text(text, encoding="utf-8")
 

@@ -1,4 +1,4 @@
-"""Test options and fixtures shared by all test files."""
+"""Options and fixtures that all test files share."""
 
 import pytest
 import torch
@@ -8,17 +8,20 @@ from eagle.traineagle3 import generate
 
 
 def pytest_addoption(parser):
+    """Add ``--full``."""
     parser.addoption(
         "--full", action="store_true", help="run the long exact and statistical tests too"
     )
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "full: long; runs with --full only")
-    torch.set_num_threads(1)  # the networks of these tests are too small for threads to pay
+    """Register the marker ``full``, and use one thread: the networks here are tiny."""
+    config.addinivalue_line("markers", "full: a long test; runs with --full only")
+    torch.set_num_threads(1)
 
 
 def pytest_collection_modifyitems(config, items):
+    """Skip the long tests unless ``--full`` is given."""
     if config.getoption("--full"):
         return
     for item in items:
@@ -28,12 +31,13 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(scope="session")
 def work(tmp_path_factory):
-    """A folder with a target, its tokenizer, and a corpus that the target wrote."""
+    """A folder with a tiny target and tokenizer in ``target``, and its ``corpus.jsonl``."""
     folder = tmp_path_factory.mktemp("work")
     peaked_target().save_pretrained(folder / "target")
     tiny_tokenizer().save_pretrained(folder / "target")
-    generate.main(
-        f"--base-model-path {folder}/target --output {folder}/corpus.jsonl --conversations 80 --batch-size 20 --max-answer 24 "
-        "--max-question 8 --question-temperature 3".split()
+    command = (
+        f"--base-model-path {folder}/target --output {folder}/corpus.jsonl --conversations 80 "
+        "--batch-size 20 --max-answer 24 --max-question 8 --question-temperature 3"
     )
+    generate.main(command.split())
     return folder

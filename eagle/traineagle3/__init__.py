@@ -1,1 +1,1 @@
-"""Training of EAGLE-3 heads: conversations made by the target, and the head trained on them."""
+"""Training of EAGLE-3 draft heads on conversations that the target writes itself."""

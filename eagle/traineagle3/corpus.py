@@ -1,7 +1,9 @@
-"""Training conversations: JSON Lines, gzipped where the name ends in ``.gz``, one exchange a line.
+"""Training conversations in JSON Lines files, gzipped if the name ends in ``.gz``.
 
-p   prompt ids, the chat template's answer header included
-r   answer ids, the end-of-turn token included where the target wrote one
+Each line holds one prompt and one answer:
+
+p   prompt ids, up to and including the chat template's header of the answer
+r   answer ids, including the end-of-turn token if the target wrote one
 T   temperature at which the target wrote the answer
 """
 
@@ -16,7 +18,13 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Conversation:
-    """Token ids of one exchange; ``temperature`` is that of the answer."""
+    """A prompt and its answer.
+
+    Attributes:
+        prompt: token ids.
+        answer: token ids.
+        temperature: at which the answer was sampled.
+    """
 
     prompt: Sequence[int]
     answer: Sequence[int]
@@ -24,57 +32,55 @@ class Conversation:
 
     @property
     def ids(self) -> Sequence[int]:
+        """Token ids of the prompt and the answer."""
         return self.prompt + self.answer
 
     def to_json(self) -> str:
-        """One line of a corpus file, without its end."""
-        return json.dumps(
-            {"p": list(self.prompt), "r": list(self.answer), "T": self.temperature},
-            separators=(",", ":"),
-        )
+        """The line of a corpus file, without the newline."""
+        record = {"p": list(self.prompt), "r": list(self.answer), "T": self.temperature}
+        return json.dumps(record, separators=(",", ":"))
 
 
-def digest(ids: Iterable[Sequence[int]]) -> str:
-    """A hash of some texts in their order."""
+def digest(texts: Iterable[Sequence[int]]) -> str:
+    """SHA-256 of the token ids of some texts, in hexadecimal; their order counts."""
     found = hashlib.sha256()
-    for text in ids:
-        found.update(array("i", text).tobytes() + b"|")
+    for ids in texts:
+        found.update(array("i", ids).tobytes() + b"|")
     return found.hexdigest()
 
 
 def read_corpus(paths: Sequence[str | Path], vocab_size: int) -> list[Conversation]:
     """All conversations of some files, in order.
 
+    Args:
+        paths: corpus files.
+        vocab_size: number of tokens of the target.
+
     Raises:
-        ValueError: naming the line that is not a conversation, has an empty side, or holds ids outside the vocabulary; or the file
-            that is cut off.
+        ValueError: naming the line that is not a conversation, has an empty prompt or answer, or
+            holds ids outside the vocabulary. Also for a gzipped file without its end, and if there
+            is no conversation at all.
     """
     conversations = []
     for path in map(Path, paths):
-        opened = (
-            gzip.open(path, "rt", encoding="utf-8")
-            if path.suffix == ".gz"
-            else path.open(encoding="utf-8")
-        )
+        open_text = gzip.open if path.suffix == ".gz" else open
         try:
-            with opened as file:
-                conversations += [
-                    _parse(line, f"{path}, line {number}", vocab_size)
-                    for number, line in enumerate(file, 1)
-                ]
+            with open_text(path, "rt", encoding="utf-8") as file:
+                for number, line in enumerate(file, 1):
+                    conversations.append(_parse(line, f"{path}, line {number}", vocab_size))
         except EOFError as error:
-            raise ValueError(
-                f"{path} is cut off: it is still being written, or its end is lost"
-            ) from error
+            message = f"{path} is cut off: it is still being written, or its end is lost"
+            raise ValueError(message) from error
     if not conversations:
         raise ValueError(f"no conversations in {', '.join(map(str, paths))}")
     return conversations
 
 
 def _parse(line: str, where: str, vocab_size: int) -> Conversation:
+    """The conversation of a line; ``where`` names the line in error messages."""
     try:
         record = json.loads(line)
-        # Arrays, since a hundred thousand lists of Python integers fill gigabytes.
+        # Arrays, because a hundred thousand lists of Python integers fill gigabytes.
         conversation = Conversation(array("i", record["p"]), array("i", record["r"]), record["T"])
     except (json.JSONDecodeError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise ValueError(f"{where}: not a conversation with p, r and T ({error!r})") from error

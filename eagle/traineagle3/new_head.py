@@ -1,7 +1,6 @@
-"""A head to begin with, made from the target's own weights, and the folder that a head is kept in."""
+"""Make a draft head from the target's own weights, and write a draft head to a folder."""
 
 import json
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -14,34 +13,38 @@ from eagle.model.draft.checkpoint import head_config
 from eagle.model.draft.network import DraftModel
 from eagle.model.target import TargetModel, default_aux_layers
 
+# Layers that read the normed embedding and the normed hidden state, side by side.
+WIDE_PROJECTIONS = tuple(f"self_attn.{name}_proj" for name in ("q", "k", "v"))
 PROJECTIONS = (
-    *(f"self_attn.{name}_proj" for name in ("q", "k", "v", "o")),
+    *WIDE_PROJECTIONS,
+    "self_attn.o_proj",
     *(f"mlp.{name}_proj" for name in ("gate", "up", "down")),
 )
 
 
 def new_config(target: TargetModel, draft_vocab_size: int, **changes) -> dict:
-    """The ``config.json`` of a head shaped as one layer of the target; ``changes`` override single entries.
+    """The ``config.json`` of a draft head that is shaped like one layer of the target.
 
-    The feature layers are EAGLE-3's own and so are not listed, unless ``changes`` names them. EAGLE takes the hidden size over the number
-    of heads for the width of a head: where the target's layers are built otherwise, the head gets as many heads as fit.
+    The auxiliary layers are EAGLE-3's own and are not listed, unless ``changes`` lists them. EAGLE
+    assumes that the width of an attention head is the hidden size divided by the number of heads.
+    If this is not so in the target, the draft head gets as many attention heads as fit.
+
+    Args:
+        target: the target.
+        draft_vocab_size: number of tokens that the draft head can propose.
+        changes: entries that replace others, if they are not None.
     """
     config = target.config
     heads = config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or config.hidden_size // heads
     if heads * head_dim != config.hidden_size:
-        heads = max(
-            n
-            for n in range(1, max(config.hidden_size // head_dim, 1) + 1)
-            if config.hidden_size % n == 0
-        )
+        heads = largest_divisor(config.hidden_size, config.hidden_size // head_dim)
     kv_heads = min(getattr(config, "num_key_value_heads", None) or heads, heads)
-    kv_heads = max(n for n in range(1, kv_heads + 1) if heads % n == 0)
     shape = {
         "hidden_size": config.hidden_size,
         "intermediate_size": getattr(config, "intermediate_size", None) or 4 * config.hidden_size,
         "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
+        "num_key_value_heads": largest_divisor(heads, kv_heads),
         "rms_norm_eps": getattr(config, "rms_norm_eps", 1e-6),
         "hidden_act": getattr(config, "hidden_act", "silu"),
         "max_position_embeddings": config.max_position_embeddings,
@@ -58,71 +61,53 @@ def new_config(target: TargetModel, draft_vocab_size: int, **changes) -> dict:
         "num_hidden_layers": 1,
         "tie_word_embeddings": False,
     }
-    return {k: v for k, v in (fixed | shape).items() if v is not None} | {
-        k: v for k, v in changes.items() if v is not None
-    }
+    changed = {name: value for name, value in changes.items() if value is not None}
+    return {k: v for k, v in (fixed | shape).items() if v is not None} | changed
+
+
+def largest_divisor(number: int, at_most: int) -> int:
+    """The largest divisor of ``number`` up to ``at_most``; 1 if ``at_most`` is below 1."""
+    return next(n for n in range(max(at_most, 1), 0, -1) if number % n == 0)
 
 
 def new_head(
     target: TargetModel, config: dict, draft_ids: Tensor, seed: int
 ) -> tuple[DraftModel, list[str]]:
-    """A head in float32 that starts from the target: its last layer, final norm and output rows, and the last feature as it is.
+    """Make a draft head in float32 that starts from the target.
+
+    It starts with the target's last layer, final norm and output rows. Its ``fc`` passes the
+    features of the last auxiliary layer on unchanged. All other weights start at random.
 
     Args:
+        target: the target.
         config: as from ``new_config``.
-        draft_ids: int64 ``[draft_vocab]`` target id of each draft id, distinct.
-        seed: of the weights that have no counterpart in the target.
+        draft_ids: int64 ``[draft_vocab]`` target id of each draft id, all different.
+        seed: of the random weights.
 
     Returns:
-        The head, and the names of the weights that had to start at random although the target might have had them.
+        The draft head, and the names of the layers that could not be copied, because the target is
+        built in another way.
     """
-    aux_layers = config.get("eagle_aux_hidden_state_layer_ids") or default_aux_layers(
-        len(target.layers)
-    )
-    generator = torch.Generator().manual_seed(seed)
+    # 1. Random weights.
+    n_layers = len(target.layers)
+    aux_layers = config.get("eagle_aux_hidden_state_layer_ids") or default_aux_layers(n_layers)
     draft = DraftModel(head_config(config), target.hidden_size, aux_layers)
+    generator = torch.Generator().manual_seed(seed)
     for parameter in draft.parameters():
         if parameter.dim() > 1:
             nn.init.normal_(parameter, std=0.02, generator=generator)
+
+    # 2. The draft vocabulary.
     if draft.reduced:
         draft.d2t.copy_(draft_ids - torch.arange(draft_ids.numel()))
         draft.t2d[draft_ids] = True
 
-    h, missed = draft.config.hidden_size, []
-
-    def start(name: str, own: Tensor, source: nn.Module | None, rows=slice(None)) -> None:
-        """Copy the target's weight into ``own``, a part of the head's weight ``name``."""
-        weight = getattr(source, "weight", None)
-        if weight is None or weight[rows].shape != own.shape:
-            missed.append(name)
-            return
-        own.copy_(weight[rows])
-
+    # 3. The target's weights where they fit.
     with torch.no_grad():
-        layer, state = target.layers[-1], draft.state_dict()
-        for name in PROJECTIONS:
-            own = state[f"midlayer.{name}.weight"]
-            if name.endswith(("q_proj", "k_proj", "v_proj")):
-                own = own[
-                    :, h:
-                ]  # the first h columns read the embedding, which the target's layer does not do
-            start(f"midlayer.{name}", own, submodule(layer, name))
-        draft.load_state_dict(state)
-        norms = (
-            ("midlayer.hidden_norm", submodule(layer, "input_layernorm")),
-            ("midlayer.post_attention_layernorm", submodule(layer, "post_attention_layernorm")),
-            ("norm", submodule(target.model.get_decoder(), "norm")),
-        )
-        for name, source in norms:
-            own = draft.get_submodule(name)
-            start(name, own.weight, source)
-            probe = torch.linspace(-1, 1, h)[None]
-            if name not in missed and not torch.allclose(
-                own(probe), source(probe.to(source.weight)).float().cpu(), atol=0.05, rtol=0.05
-            ):
-                own.weight.fill_(1)  # the target's norm means something else by its weight
-                missed.append(name)
-        start("lm_head", draft.lm_head.weight, target.output_head, draft_ids)
+        missed = copy_projections(draft, target) + copy_norms(draft, target)
+        if not copy_weight(draft.lm_head.weight, target.output_head, draft_ids):
+            missed.append("lm_head")
+        h = draft.config.hidden_size
         if h == target.hidden_size:
             draft.fc.weight.zero_()
             draft.fc.weight[:, -h:] = torch.eye(h)
@@ -131,8 +116,53 @@ def new_head(
     return draft, missed
 
 
+def copy_projections(draft: DraftModel, target: TargetModel) -> list[str]:
+    """Copy the linear layers of the target's last layer; returns the names that do not fit."""
+    state, h, missed = draft.state_dict(), draft.config.hidden_size, []
+    for name in PROJECTIONS:
+        own = state[f"midlayer.{name}.weight"]
+        if name in WIDE_PROJECTIONS:
+            own = own[:, h:]  # the first h columns read the embedding, unlike the target's layer
+        if not copy_weight(own, submodule(target.layers[-1], name)):
+            missed.append(f"midlayer.{name}")
+    draft.load_state_dict(state)
+    return missed
+
+
+def copy_norms(draft: DraftModel, target: TargetModel) -> list[str]:
+    """Copy the norms of the last layer and the final norm; returns the names that do not fit.
+
+    A norm is not copied if the target computes something else with its weight.
+    """
+    layer, missed = target.layers[-1], []
+    sources = {
+        "midlayer.hidden_norm": submodule(layer, "input_layernorm"),
+        "midlayer.post_attention_layernorm": submodule(layer, "post_attention_layernorm"),
+        "norm": submodule(target.model.get_decoder(), "norm"),
+    }
+    probe = torch.linspace(-1, 1, draft.config.hidden_size)[None]
+    for name, source in sources.items():
+        own = draft.get_submodule(name)
+        if copy_weight(own.weight, source):
+            expected = source(probe.to(source.weight)).float().cpu()
+            if torch.allclose(own(probe), expected, atol=0.05, rtol=0.05):
+                continue
+        own.weight.fill_(1)
+        missed.append(name)
+    return missed
+
+
+def copy_weight(own: Tensor, source: nn.Module | None, rows: Tensor | slice = slice(None)) -> bool:
+    """Copy rows of the weight of ``source`` into ``own``; False if there is none of this shape."""
+    weight = getattr(source, "weight", None)
+    if weight is None or weight[rows].shape != own.shape:
+        return False
+    own.copy_(weight[rows])
+    return True
+
+
 def submodule(module: nn.Module, name: str) -> nn.Module | None:
-    """A submodule by its dotted name; None where the target's layers are built otherwise."""
+    """A submodule by its dotted name; None if the target is built in another way."""
     try:
         return module.get_submodule(name)
     except AttributeError:
@@ -146,25 +176,29 @@ def save_head(
     dtype: torch.dtype,
     embedding: nn.Module | None = None,
 ) -> None:
-    """Write a head in the official layout, replacing the folder as a whole.
+    """Write a draft head in the official layout; an existing folder is replaced as a whole.
 
     Args:
-        embedding: the target's, to be stored with the head. EAGLE reads it from the target's files, and finds it only where these
-            are split into shards with an index.
+        draft: the draft head.
+        config: its ``config.json``.
+        folder: where to write.
+        dtype: of the weights in the file.
+        embedding: the target's token embedding, if it is to be stored with the draft head. EAGLE
+            reads it from the target's files, and finds it only if these are split into shards with
+            an index.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f"{folder.name}-", dir=folder.parent))
-    scratch.chmod(0o755)  # mkdtemp makes it private
+    scratch.chmod(0o755)  # mkdtemp makes a folder that only its owner can read
     try:
         state = {
-            k: (v.to(dtype) if v.is_floating_point() else v).cpu().contiguous()
-            for k, v in draft.state_dict().items()
+            name: (tensor.to(dtype) if tensor.is_floating_point() else tensor).cpu().contiguous()
+            for name, tensor in draft.state_dict().items()
         }
         if embedding is not None:
             state["embed_tokens.weight"] = embedding.weight.detach().to(dtype).cpu().contiguous()
-            config = config | {
-                "target_hidden_size": config["hidden_size"]
-            }  # tells EAGLE to look for it here
+            # EAGLE looks for the embedding in the head's file if the config has this entry.
+            config = config | {"target_hidden_size": config["hidden_size"]}
         save_file(state, scratch / "model.safetensors", metadata={"format": "pt"})
         config = config | {"torch_dtype": str(dtype).removeprefix("torch.")}
         (scratch / "config.json").write_text(json.dumps(config, indent=1) + "\n")
@@ -175,6 +209,6 @@ def save_head(
             scratch.rename(folder)
             shutil.rmtree(old)
         else:
-            os.rename(scratch, folder)
+            scratch.rename(folder)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The draft vocabulary: the target ids that a head can propose."""
+"""The draft vocabulary: the target ids that a draft head can propose."""
 
 import torch
 from torch import Tensor
@@ -7,22 +7,26 @@ from eagle.traineagle3.corpus import Conversation
 
 
 def choose_draft_ids(corpus: list[Conversation], size: int, vocab_size: int) -> Tensor:
-    """int64 ``[size]``, rising: the ``size`` most frequent answer tokens.
+    """The most frequent answer tokens, int64 ``[size]`` in rising order.
 
-    Where the answers hold fewer different tokens, the lowest unseen ids fill the rest. Should these be the ids 0..size-1, the last of
-    them gives way to the next id: offsets that are all 0 look like a mapping that was never saved, and loaders refuse it.
+    If the answers hold fewer different tokens, the lowest unseen ids are added. The result is never
+    0..size-1 unless it is the whole vocabulary: then all offsets ``d2t`` would be 0, which looks
+    like a mapping that was never saved, and loaders refuse it. The least frequent of these ids is
+    then replaced by the next id in the order of frequency.
+
+    Args:
+        corpus: the conversations.
+        size: number of ids.
+        vocab_size: number of tokens of the target.
 
     Raises:
-        ValueError: for a size outside 1..vocab_size.
+        ValueError: if ``size`` is outside 1..vocab_size.
     """
     if not 1 <= size <= vocab_size:
         raise ValueError(
             f"draft_vocab_size is {size}; it must lie in 1..{vocab_size}, the target's vocabulary"
         )
-    counts = torch.bincount(
-        torch.cat([torch.tensor(conversation.answer) for conversation in corpus]),
-        minlength=vocab_size,
-    )
+    counts = torch.bincount(_answer_tokens(corpus), minlength=vocab_size)
     order = counts.sort(descending=True, stable=True).indices
     ids = order[:size].sort().values
     if size < vocab_size and torch.equal(ids, torch.arange(size)):
@@ -31,8 +35,18 @@ def choose_draft_ids(corpus: list[Conversation], size: int, vocab_size: int) -> 
 
 
 def coverage(corpus: list[Conversation], ids: Tensor, vocab_size: int) -> float:
-    """Share of the answer tokens that the draft vocabulary holds."""
+    """Share of the answer tokens that are in the draft vocabulary.
+
+    Args:
+        corpus: the conversations.
+        ids: int64 ``[draft_vocab]`` target ids of the draft vocabulary.
+        vocab_size: number of tokens of the target.
+    """
     held = torch.zeros(vocab_size, dtype=torch.bool)
     held[ids] = True
-    answers = torch.cat([torch.tensor(conversation.answer) for conversation in corpus])
-    return held[answers].double().mean().item()
+    return held[_answer_tokens(corpus)].double().mean().item()
+
+
+def _answer_tokens(corpus: list[Conversation]) -> Tensor:
+    """All answers in one row, int64 ``[tokens]``."""
+    return torch.cat([torch.tensor(c.answer, dtype=torch.long) for c in corpus])
