@@ -10,6 +10,7 @@ T   temperature at which the target wrote the answer
 import gzip
 import hashlib
 import json
+import zlib
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -71,6 +72,8 @@ def read_corpus(paths: Sequence[str | Path], vocab_size: int) -> list[Conversati
         except EOFError as error:
             message = f"{path} is cut off: it is still being written, or its end is lost"
             raise ValueError(message) from error
+        except (zlib.error, gzip.BadGzipFile) as error:
+            raise ValueError(f"{path} is damaged: {error}") from error
     if not conversations:
         raise ValueError(f"no conversations in {', '.join(map(str, paths))}")
     return conversations

@@ -1,5 +1,7 @@
 """Conversations that a target makes for training: distribution, files, and the held-out part."""
 
+import gzip
+
 import pytest
 import torch
 from scipy.stats import chisquare
@@ -115,6 +117,20 @@ def test_a_bad_corpus_is_refused_by_file_and_line(tmp_path, line, problem):
     (tmp_path / "bad.jsonl").write_text(line)
     with pytest.raises(ValueError, match=problem):
         read_corpus([tmp_path / "bad.jsonl"], 32)
+
+
+def test_a_damaged_or_cut_gzip_file_is_refused_by_name(tmp_path):
+    file = tmp_path / "corpus.jsonl.gz"
+    whole = gzip.compress(b'{"p": [1], "r": [2], "T": 1}\n' * 400)
+    damaged = whole[:30] + bytes([whole[30] ^ 255]) + whole[31:]
+    for content, problem in (
+        (whole[:-9], "is cut off"),
+        (damaged, "is damaged"),
+        (b"x", "damaged"),
+    ):
+        file.write_bytes(content)
+        with pytest.raises(ValueError, match=f"corpus.jsonl.gz is {problem}"):
+            read_corpus([file], 32)
 
 
 def test_a_prompt_stays_on_its_side_when_the_corpus_grows():
