@@ -66,11 +66,10 @@ def test_a_uniform_of_exactly_zero_does_not_accept_a_ratio_of_zero(monkeypatch):
 
 
 def test_samples_of_parents_and_levels_and_acceptance_uniforms_are_independent():
-    source = draws(1)
-    tokens = source.token(torch.tensor([0.3, 0.7]).expand(N, 2, 2))
+    weights, source = torch.tensor([0.3, 0.7]), draws(1)
+    parent, sibling = source.token(weights.expand(N, 2, 2)).unbind(-1)
+    below = source.token(weights.expand(N, 2))
     accepted = source.accept(torch.full((N,), 0.4))
-    parent, sibling = tokens[:, 0].unbind(-1)
-    below, _ = tokens[:, 1].unbind(-1)
     for other in (sibling, below, accepted):
         table = cross_table(parent, other)
         assert chi2_contingency(table, correction=False).pvalue > 1e-8

@@ -3,7 +3,8 @@
 The first token comes from the prefill. The second and third are drafted tokens or bonus tokens. The
 test is Pearson's chi-square over all texts of three tokens. Cells with an expectation under 5 are
 pooled; a text of probability 0 fails at once. The false-alarm rate of each test is 1e-6 divided by
-the number of its settings, with fixed seeds.
+the number of its settings, with fixed seeds. Wrong code must fail with half the requests that the
+right code is tested with.
 """
 
 import itertools
@@ -20,7 +21,9 @@ from evaluation.common.statistics import goodness_of_fit
 from rheo import Draws
 
 FALSE_ALARM = 1e-6
-LENGTH = 3
+VOCAB, LENGTH = 5, 3
+REQUESTS = 2000  # finds a total variation distance of 0.115 with probability 0.9
+TREE = {"total_token": 6, "depth": 1, "top_k": 3}
 METHODS = {
     "topk": {"sampling": "topk"},
     "rheo m=0": {"sampling": "rheo", "m": 0},
@@ -32,111 +35,72 @@ QUICK = [(method, 1.0, None) for method in METHODS] + [("rheo m=1", 0.5, 4), ("r
 FULL = [
     setting for setting in itertools.product(METHODS, (0.5, 1.0), (None, 4)) if setting not in QUICK
 ]
+SETTING = "method, temperature, draft_vocab"
+
+
+def tiny_model(draft_vocab):
+    """A model of two layers; ``draft_vocab`` None is the full vocabulary."""
+    layers = {"layers": 2, "aux_layers": (0, 1), "hidden": 8}
+    return tiny_pair(vocab=VOCAB, draft_vocab=draft_vocab, seed=2, **layers, **TREE)
 
 
 @pytest.fixture(scope="module")
 def models():
-    """Vocabulary 5, two layers; full and reduced draft vocabulary."""
-    return {
-        size: tiny_pair(
-            vocab=5,
-            draft_vocab=size,
-            layers=2,
-            aux_layers=(0, 1),
-            hidden=8,
-            total_token=6,
-            depth=1,
-            top_k=3,
-            seed=2,
-        )
-        for size in (None, 4)
-    }
+    """Models with the full and with a reduced draft vocabulary."""
+    return {draft_vocab: tiny_model(draft_vocab) for draft_vocab in (None, 4)}
 
 
 @torch.inference_mode()
-def exact_probs(model, temperature, filters):
-    """Probabilities [V, V, V] of the first three new tokens, by plain forwards in one batch."""
-    vocab = model.target.vocab_size
-    probs = TargetProbs(WarperOptions(temperature, **filters))
-    prefixes = torch.cartesian_prod(*[torch.arange(vocab)] * (LENGTH - 1))
-    logits = model.base_model(torch.cat((PROMPT.expand(len(prefixes), -1), prefixes), 1)).logits[
-        :, PROMPT.numel() - 1 :
-    ]
-    probability = torch.ones(len(prefixes), vocab, dtype=torch.float64)
-    for row, prefix in enumerate(prefixes.tolist()):
-        for step, token in enumerate(prefix):
-            probability[row] *= probs(logits[row, step])[token].double()
-        probability[row] *= probs(logits[row, LENGTH - 1]).double()
-    return probability.flatten()
+def exact_probs(model, temperature=1.0, **filters):
+    """Probabilities ``[V ** 3]`` of all texts of three tokens, by plain forwards in one batch."""
+    texts = torch.cartesian_prod(*[torch.arange(VOCAB)] * LENGTH)
+    inputs = torch.cat((PROMPT.expand(len(texts), -1), texts[:, :-1]), 1)
+    logits = model.base_model(inputs).logits[:, -LENGTH:]
+    warped = TargetProbs(WarperOptions(temperature, **filters))
+    probs = torch.stack([warped(row) for row in logits.flatten(0, 1)]).view(logits.shape)
+    return probs.gather(-1, texts[..., None]).double().prod(1).flatten()
 
 
-def p_value(model, method, temperature, n, first_seed=0, **filters):
-    """The p-value of n requests with consecutive seeds; 0 if an impossible text came out."""
-    vocab = model.target.vocab_size
-    expected = exact_probs(model, temperature, filters) * n
-    counts = torch.zeros_like(expected)
-    for seed in range(first_seed, first_seed + n):
-        ids = model.eagenerate(
-            PROMPT,
-            temperature=temperature,
-            max_new_tokens=LENGTH,
-            seed=seed,
-            **METHODS[method],
-            **filters,
-        )
-        a, b, c = ids[0, -LENGTH:].tolist()
-        counts[(a * vocab + b) * vocab + c] += 1
+def count_texts(model, requests, method, temperature=1.0, **filters):
+    """How often each text of three tokens came out, ``[V ** 3]``; the seeds are 0, 1, 2, ..."""
+    counts = torch.zeros(VOCAB**LENGTH)
+    request = {"temperature": temperature, "max_new_tokens": LENGTH, **METHODS[method], **filters}
+    for seed in range(requests):
+        a, b, c = model.eagenerate(PROMPT, seed=seed, **request)[0, -LENGTH:].tolist()
+        counts[(a * VOCAB + b) * VOCAB + c] += 1
+    return counts
+
+
+def p_value(counts, probs):
+    """The p-value of counts; 0 if an impossible text came out."""
+    expected = probs * counts.sum()
     return goodness_of_fit([(counts.numpy(), expected.numpy())], FALSE_ALARM).p_value
 
 
-@pytest.mark.parametrize("method, temperature, draft_vocab", QUICK)
+def check(model, requests, method, temperature=1.0, **filters):
+    """The p-value of a method's requests."""
+    counts = count_texts(model, requests, method, temperature, **filters)
+    return p_value(counts, exact_probs(model, temperature, **filters))
+
+
+@pytest.mark.parametrize(SETTING, QUICK)
 def test_three_tokens_have_the_targets_distribution(models, method, temperature, draft_vocab):
-    assert p_value(models[draft_vocab], method, temperature, 2000) > FALSE_ALARM / len(QUICK)
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("cuda_graph", [True, False])
-@pytest.mark.parametrize("method", METHODS)
-def test_three_tokens_have_the_targets_distribution_on_a_gpu(method, cuda_graph):
-    """With graphs all but the first cycles are replays, whose random numbers must move on."""
-    cpu = tiny_pair(
-        vocab=5,
-        draft_vocab=4,
-        layers=2,
-        aux_layers=(0, 1),
-        hidden=8,
-        total_token=6,
-        depth=1,
-        top_k=3,
-        seed=2,
-    )
-    expected = exact_probs(cpu, 1.0, {})
-    model = EaModel(
-        cpu.base_model.cuda(),
-        cpu.draft.cuda(),
-        total_token=6,
-        depth=1,
-        top_k=3,
-        cuda_graph=cuda_graph,
-    )
-    n, counts = 3000, torch.zeros_like(expected)
-    for seed in range(n):
-        a, b, c = model.eagenerate(
-            PROMPT, temperature=1.0, max_new_tokens=LENGTH, seed=seed, **METHODS[method]
-        )[0, -LENGTH:].tolist()
-        counts[(a * 5 + b) * 5 + c] += 1
-    assert (
-        goodness_of_fit([(counts.numpy(), (expected * n).numpy())], FALSE_ALARM).p_value
-        > FALSE_ALARM / len(METHODS) / 2
-    )
+    found = check(models[draft_vocab], REQUESTS, method, temperature)
+    assert found > FALSE_ALARM / len(QUICK)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("method, temperature, draft_vocab", FULL)
+@pytest.mark.parametrize(SETTING, FULL)
 def test_three_tokens_have_the_targets_distribution_in_every_setting(
     models, method, temperature, draft_vocab
 ):
-    assert p_value(models[draft_vocab], method, temperature, 6000) > FALSE_ALARM / len(FULL)
+    found = check(models[draft_vocab], 6000, method, temperature)
+    assert found > FALSE_ALARM / len(FULL)
+
+
+@pytest.mark.parametrize("filters", [{"top_k": 3}, {"top_p": 0.8, "min_p": 0.05}])
+def test_three_tokens_have_the_targets_distribution_under_filters(models, filters):
+    assert check(models[4], 1500, "rheo m=1", **filters) > FALSE_ALARM / 2
 
 
 def decide_at_once(monkeypatch):
@@ -157,30 +121,38 @@ def test_three_tokens_have_the_targets_distribution_if_all_nodes_are_decided_at_
 ):
     """As on a GPU, but on a CPU."""
     decide_at_once(monkeypatch)
-    assert p_value(models[4], method, 1.0, 1500, **filters) > FALSE_ALARM / 6
+    assert check(models[4], 1500, method, **filters) > FALSE_ALARM / 6
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("cuda_graph", [True, False])
+@pytest.mark.parametrize("method", METHODS)
+def test_three_tokens_have_the_targets_distribution_on_a_gpu(method, cuda_graph):
+    """With graphs all but the first cycles are replays, whose random numbers must move on."""
+    model = tiny_model(4)
+    expected = exact_probs(model)  # before the networks move to the GPU
+    base_model, draft = model.base_model.cuda(), model.draft.cuda()
+    model = EaModel(base_model, draft, **TREE, cuda_graph=cuda_graph)
+    found = p_value(count_texts(model, 3000, method), expected)
+    assert found > FALSE_ALARM / len(METHODS) / 2
 
 
 def test_nodes_that_share_their_random_numbers_fail_the_statistical_test(models, monkeypatch):
     decide_at_once(monkeypatch)
     vmap = torch.vmap
     monkeypatch.setattr(torch, "vmap", lambda step, randomness: vmap(step, randomness="same"))
-    assert p_value(models[None], "topk", 1.0, 2000) < FALSE_ALARM / len(QUICK)
-
-
-@pytest.mark.parametrize("filters", [{"top_k": 3}, {"top_p": 0.8, "min_p": 0.05}])
-def test_three_tokens_have_the_targets_distribution_under_filters(models, filters):
-    assert p_value(models[4], "rheo m=1", 1.0, 1500, **filters) > FALSE_ALARM / 2
+    assert check(models[None], REQUESTS // 2, "topk") < FALSE_ALARM / len(QUICK)
 
 
 def test_a_verification_without_its_residual_fails_the_statistical_test(models, monkeypatch):
     monkeypatch.setattr(rheo.verification, "unless_zero", lambda weights, otherwise: otherwise)
-    assert p_value(models[None], "rheo m=1", 1.0, 2000) < FALSE_ALARM / len(QUICK)
+    assert check(models[None], REQUESTS // 2, "rheo m=1") < FALSE_ALARM / len(QUICK)
 
 
-def test_a_temperature_that_is_ignored_fails_the_statistical_test(models, monkeypatch):
-    expected = exact_probs(models[None], 0.5, {})
-    monkeypatch.setattr(f"{__name__}.exact_probs", lambda *args: expected)
-    assert p_value(models[None], "rheo m=1", 1.0, 2000) < FALSE_ALARM / len(QUICK)
+def test_a_temperature_that_is_ignored_fails_the_statistical_test(models):
+    counts = count_texts(models[None], REQUESTS // 2, "rheo m=1", temperature=1.0)
+    expected = exact_probs(models[None], temperature=0.5)
+    assert p_value(counts, expected) < FALSE_ALARM / len(QUICK)
 
 
 def test_one_generator_seeded_again_in_each_cycle_fails_the_statistical_test(models, monkeypatch):
@@ -191,20 +163,19 @@ def test_one_generator_seeded_again_in_each_cycle_fails_the_statistical_test(mod
         return token(self, weights)
 
     monkeypatch.setattr(Draws, "token", restarted)
-    assert p_value(models[None], "rheo m=1", 1.0, 2000) < FALSE_ALARM / len(QUICK)
+    assert check(models[None], REQUESTS // 2, "rheo m=1") < FALSE_ALARM / len(QUICK)
 
 
-def test_a_flat_target_yields_every_token_over_300_seeds():
+@pytest.mark.parametrize("method", METHODS)
+def test_a_flat_target_yields_every_token_at_every_position_within_300_seeds(method):
     model = tiny_pair(vocab=8, layers=3)
     model.base_model.lm_head.weight.data.zero_()
-    for method in METHODS.values():
-        seen = [set() for _ in range(3)]
-        for seed in range(300):
-            for place, token in zip(
-                seen,
-                model.eagenerate(PROMPT, temperature=1.0, max_new_tokens=3, seed=seed, **method)[
-                    0, -3:
-                ].tolist(),
-            ):
-                place.add(token)
-        assert all(len(place) == 8 for place in seen)
+    request = {"temperature": 1.0, "max_new_tokens": LENGTH, **METHODS[method]}
+    missing = set(itertools.product(range(LENGTH), range(8)))
+    for seed in range(300):
+        missing -= set(
+            enumerate(model.eagenerate(PROMPT, seed=seed, **request)[0, -LENGTH:].tolist())
+        )
+        if not missing:
+            return
+    assert not missing
