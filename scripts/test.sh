@@ -4,7 +4,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bash scripts/install.sh
-export OMP_NUM_THREADS=1  # the networks of the tests are too small for threads to pay
 processes=${TEST_PROCESSES:-$(nproc)}
+export OMP_NUM_THREADS=1  # the networks of the tests are too small for threads to pay
 set -x
 .venv/bin/python -m pytest -n "$processes" --dist worksteal "$@"

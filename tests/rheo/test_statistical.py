@@ -22,7 +22,7 @@ from rheo import Draws
 
 FALSE_ALARM = 1e-6
 VOCAB, LENGTH = 5, 3
-REQUESTS = 2000  # at T = 1 a total variation distance of 0.115 fails with probability 0.9
+REQUESTS = 2000  # at T = 1 a total variation distance of 0.109 fails with probability 0.9
 TREE = {"total_token": 6, "depth": 1, "top_k": 3}
 METHODS = {
     "topk": {"sampling": "topk"},
@@ -36,11 +36,12 @@ FULL = [
     setting for setting in itertools.product(METHODS, (0.5, 1.0), (None, 4)) if setting not in QUICK
 ]
 SETTING = "method, temperature, draft_vocab"
+FILTERS = {"top_k": 4, "top_p": 0.9, "min_p": 0.01}
 
 
 def tiny_model(draft_vocab):
-    """A model of two layers; ``draft_vocab`` None is the full vocabulary."""
-    layers = {"layers": 2, "aux_layers": (0, 1), "hidden": 8}
+    """A model of one layer; ``draft_vocab`` None is the full vocabulary."""
+    layers = {"layers": 1, "aux_layers": (0,), "hidden": 8}
     return tiny_pair(vocab=VOCAB, draft_vocab=draft_vocab, seed=2, **layers, **TREE)
 
 
@@ -114,14 +115,15 @@ def decide_at_once(monkeypatch):
     monkeypatch.setattr(Cycle, "begin", begin_so)
 
 
-@pytest.mark.parametrize("filters", [{}, {"top_k": 4, "top_p": 0.9, "min_p": 0.01}])
-@pytest.mark.parametrize("method", ["topk", "rheo m=1", "rrsw"])
+@pytest.mark.parametrize(
+    "method, filters", [("topk", {}), ("rheo m=1", {}), ("rrsw", {}), ("rheo m=1", FILTERS)]
+)
 def test_three_tokens_have_the_targets_distribution_if_all_nodes_are_decided_at_once(
     models, method, filters, monkeypatch
 ):
     """As on a GPU, but on a CPU."""
     decide_at_once(monkeypatch)
-    assert p_value(models[4], 1500, method, **filters) > FALSE_ALARM / 6
+    assert p_value(models[4], 1500, method, **filters) > FALSE_ALARM / 4
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")

@@ -63,6 +63,7 @@ def metrics(folder):
 # What a run learns and writes
 
 
+@pytest.mark.full
 def test_a_head_overfits_a_small_corpus_and_its_tau_rises(work, tmp_path, with_plots):
     training(work, tmp_path / "run", "--epochs 60")
     records = metrics(tmp_path / "run")

@@ -16,6 +16,7 @@ from rheo import SAMPLED, Draws, build_pools
 from rheo.analysis import one_level as theory
 
 
+@pytest.mark.full
 def test_counted_and_predicted_acceptance_of_one_level_agree(monkeypatch):
     """Within 4 standard errors of 3,000 contexts, for every method of table 4."""
     model = tiny_pair(vocab=12, total_token=4, depth=0, top_k=3)
