@@ -117,12 +117,12 @@ def report(sums: dict[str, Sums]) -> str:
         f"speed {show(faster)} times.",
         "(± is half of the 95 % interval, clustered by question.)",
         "",
-        verdict(gain, times(sums[RHEO].speed, plain).value),
+        conclusion(gain, times(sums[RHEO].speed, plain).value),
     ]
     return "\n".join(lines)
 
 
-def verdict(gain: Estimate, times_plain: float) -> str:
+def conclusion(gain: Estimate, times_plain: float) -> str:
     """One sentence on what the figures say."""
     if gain.low is not None and gain.low > 0:
         accepts = "RheoSampling accepts more tokens per cycle than Top-K"

@@ -51,7 +51,7 @@ def build_parser(drafting: bool) -> argparse.ArgumentParser:
         flags.add_sampling(parser)
         flags.add_tree(parser)
         eagle3 = "accepted for EAGLE's command lines; it is always on"
-        add("--use-eagle3", action="store_true", help=eagle3)
+        add("--use-eagle3", "--use_eagle3", action="store_true", help=eagle3)
     return parser
 
 

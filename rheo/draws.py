@@ -5,8 +5,8 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 BLOCK = 128  # tokens of one block of a large vocabulary
-# Rate of the exponentials. A weight of at most 1 over such a small number is finite and normal in
-# float32, so that the smallest weights keep all their digits in the quotient.
+# Rate of the exponentials, which are then about 2^-60. A weight of at most 1 divided by one stays
+# finite in float32, and the smallest weights keep all their digits in the quotient.
 RATE = 2.0**60
 
 
@@ -17,7 +17,7 @@ class Draws:
     replace it by an enumerator and walk every outcome of the real code (``rheo.certify``).
 
     Args:
-        generator: on the device of the tensors that are sampled from.
+        generator: on the device of the tensors that are sampled from; None is torch's global one.
         ahead: ``[n]`` exponentials that were made with the generator ahead of time; sampling uses
             them up first.
     """
@@ -32,7 +32,7 @@ class Draws:
 
         Args:
             rows: number of rows that will be sampled from.
-            width: float32 weights of a row.
+            width: number of weights in a row (float32).
             device: device of the weights.
 
         Returns:
@@ -100,7 +100,7 @@ class Draws:
 
 
 def in_blocks(width: int, device: torch.device) -> bool:
-    """Whether rows of so many weights are sampled from in two steps.
+    """Whether rows of this width are sampled in two steps: a block, then a token in it.
 
     A CPU makes random numbers slowly, so that two steps pay for a large vocabulary.
     """

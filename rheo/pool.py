@@ -134,7 +134,7 @@ def build_pools(
     # The only sort. Its order is stored: a second sort could order ties differently.
     top, ids = logits.topk(n_support)  # [P, S]
     tail, kinds = ids[:, n_lead:], slot_kinds(width, n_lead)
-    # A draft head that emits NaN or infinity costs acceptance, never correctness.
+    # NaN or infinite logits lower acceptance, but the output stays lossless.
     log_q = None
     if top_k or options.normaliser == "full":
         log_q = logits.log_softmax(-1, dtype=precision).gather(1, ids)
@@ -142,7 +142,7 @@ def build_pools(
         if top_k:
             tokens = in_target_vocabulary(ids, target_ids)
             return Pools(tokens, log_q, kinds, tail, log_q[:, n_lead:])
-    # NaN sorts first, so the highest number keeps the order falling.
+    # topk puts NaN first; the largest number in its place keeps the order.
     top = torch.nan_to_num(top.to(precision), nan=torch.finfo(precision).max)
     if n_lead == n_support:  # nothing is left to sample
         log_q = top.log_softmax(-1) if log_q is None else log_q

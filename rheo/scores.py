@@ -2,20 +2,27 @@
 
 A score rule is a function ``(q, tail_weights) -> (own, sampled)``:
 
-    q             ``[P, S]`` draft probabilities of the support's tokens, falling
-    tail_weights  ``[P, S - m]`` weights of the tail tokens, from which the sampled token is drawn
+    q             ``[P, S]`` draft probabilities of the support's tokens, in descending order
+    tail_weights  ``[P, S - m]`` weights of the tail tokens, from which the sampled token is drawn:
+                  proportional to q_tail. They sum to 1 only if T is not 1 or m is "auto"; divide
+                  by the sum if the rule needs probabilities
     own           ``[P, S]`` score of each token of the support in a lead or fill slot
     sampled       ``[P, 1]`` score of the sampled slot
 
-The output stays lossless under two conditions. A rule must not read the sampled token. The sampled
-slot must score at least as high as every token of the tail, and nothing may exceed 1. Then
-whether the sampled slot survives pruning does not depend on the token in it.
+The output is lossless if
+
+1. no score depends on the sampled token;
+2. the sampled slot scores at least as high as every token of the tail;
+3. no score exceeds 1.
+
+Then whether the sampled slot survives pruning does not depend on the token in it. RRSw needs one
+more: the sampled slot scores no higher than any lead slot.
 """
 
 import torch
 from torch import Tensor
 
-AGREEMENT = 0.3  # see ``acceptance_scores``
+AGREEMENT = 0.3  # weight of the first estimate of ``acceptance_scores``, by measurement
 
 
 def paper_scores(q: Tensor, tail_weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -34,7 +41,7 @@ def sampled_proxy(q: Tensor, n_lead: int) -> Tensor:
     lead. The outer maximum keeps the score at or above every fill slot after rounding, too.
 
     Args:
-        q: ``[P, S]`` draft probabilities of the support's tokens, falling.
+        q: ``[P, S]`` draft probabilities of the support's tokens, in descending order.
         n_lead: m, smaller than S.
 
     Returns:
@@ -51,12 +58,13 @@ def acceptance_scores(q: Tensor, q_tail: Tensor) -> tuple[Tensor, Tensor]:
     """Scores that estimate how often each slot is accepted (for m = "auto"; docs/RHEOSTAT.md).
 
     Verification gives a token x to the sampled slot with probability ``min(p(x), q_tail(x))``,
-    and the rest of p(x) to the slot that x has for itself. p is unknown while drafting. If p were
-    q, the first part would be ``min(q, q_tail)``. If p were all on one token, and that token
-    distributed as q, it would be ``q * q_tail``. AGREEMENT mixes the two: 1 is the former.
+    and the rest of p(x) to the slot that x has for itself. p is unknown while drafting, so there
+    are two estimates of the first part. If p equals q, it is ``min(q, q_tail)``. If the target is
+    certain of one token, and that token is distributed as q, it is ``q * q_tail``. The estimate
+    used is AGREEMENT times the first plus 1 - AGREEMENT times the second.
 
     Args:
-        q: ``[P, S]`` draft probabilities of the support's tokens, falling.
+        q: ``[P, S]`` draft probabilities of the support's tokens, in descending order.
         q_tail: ``[P, S - m]`` the distribution of the sampled token.
 
     Returns:

