@@ -307,6 +307,15 @@ class GraphedCycle:
         return graph, summary
 
 
+def can_use_graphs(target: TargetModel) -> bool:
+    """Whether the target is on a single GPU and this version of torch can capture cycles."""
+    devices = {parameter.device for parameter in target.model.parameters()}
+    # Before torch 2.13 a generator does not recover from a capture that failed.
+    return (
+        target.device.type == "cuda" and devices == {target.device} and torch.__version__ >= "2.13"
+    )
+
+
 class Graphs:
     """The graphed cycles of a model, kept from request to request: a capture is expensive.
 
@@ -339,7 +348,7 @@ class Graphs:
         if (
             graphed is None
             or graphed.cycle.length < length
-            or (graphed.cycle.target, graphed.cycle.head) != (target, draft)
+            or (graphed.cycle.target, graphed.cycle.draft_head) != (target, draft)
         ):
             graphed = None  # frees its memory first
             while len(self.kept) >= self.most:

@@ -103,7 +103,7 @@ class Cycle:
         options: DecodingOptions,
         length: int,
     ):
-        self.target, self.head, self.options, self.length = target, draft, options, length
+        self.target, self.draft_head, self.options, self.length = target, draft, options, length
         self.tree_options = options.tree
         self.target_probs = TargetProbs(options.warpers)
         self.generator = torch.Generator(device=target.device)

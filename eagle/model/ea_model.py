@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from eagle.model.cuda_graph import Graphs
+from eagle.model.cuda_graph import Graphs, can_use_graphs
 from eagle.model.decoding import Generation, decode
 from eagle.model.demo import DEMO_NAME, demo_head_path, demo_target_path
 from eagle.model.draft import DraftModel, load_draft
@@ -425,15 +425,6 @@ class EaModel:
             seed=seed,
             stop_token_ids=stop_token_ids,
         )
-
-
-def can_use_graphs(target: TargetModel) -> bool:
-    """Whether the target is on a single GPU and this version of torch can capture cycles."""
-    devices = {parameter.device for parameter in target.model.parameters()}
-    # Before torch 2.13 a generator does not recover from a capture that failed.
-    return (
-        target.device.type == "cuda" and devices == {target.device} and torch.__version__ >= "2.13"
-    )
 
 
 def sample_prompt(target: TargetModel, tokenizer: PreTrainedTokenizerBase | None) -> Tensor:
