@@ -9,6 +9,22 @@ from functools import wraps
 from eagle.model.cycle import NonFiniteLogits
 
 
+def new_parser(name: str, description: str, **keywords) -> argparse.ArgumentParser:
+    """A parser whose help shows the defaults.
+
+    Args:
+        name: the module that is run.
+        description: what the program does, in one sentence.
+        keywords: for ``argparse.ArgumentParser``.
+    """
+    return argparse.ArgumentParser(
+        prog=f"python -m {name}",
+        description=description,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        **keywords,
+    )
+
+
 @contextmanager
 def one_line_errors(*more: type[Exception]) -> Iterator[None]:
     """End the program with one line, not a traceback, on bad input.

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from eagle.files import replace_text
 from eagle.model.ea_model import EaModel
-from eagle.program import program
+from eagle.program import new_parser, program
 from evaluation.common.answers import turn_seed
 from evaluation.common.markdown import table
 from evaluation.common.prompts import build_prompt
@@ -135,10 +135,9 @@ def conclusion(gain: Estimate, times_plain: float) -> str:
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m evaluation.demo",
-        description=__doc__.split("\n")[0],
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    parser = new_parser(
+        "evaluation.demo",
+        __doc__.split("\n")[0],
     )
     add = parser.add_argument
     add("--base-model-path", default="smollm2-demo", help="target")

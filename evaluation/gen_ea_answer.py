@@ -5,7 +5,7 @@ from functools import partial
 from pathlib import Path
 
 from eagle.model.ea_model import EaModel
-from eagle.program import program
+from eagle.program import new_parser, program
 from evaluation.common import flags
 from evaluation.common.answer_file import read_answers
 from evaluation.common.answers import Request, answer_all, describe, run_block
@@ -20,10 +20,9 @@ def build_parser(drafting: bool) -> argparse.ArgumentParser:
         drafting: False leaves out the flags that plain decoding does not have.
     """
     name, how = ("gen_ea_answer", "speculative") if drafting else ("gen_baseline_answer", "plain")
-    parser = argparse.ArgumentParser(
-        prog=f"python -m evaluation.{name}",
-        description=f"Answer a question set with {how} decoding.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    parser = new_parser(
+        f"evaluation.{name}",
+        f"Answer a question set with {how} decoding.",
     )
     add = parser.add_argument
     target = "target: Hub id, folder, .gguf file, or smollm2-demo"

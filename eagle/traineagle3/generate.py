@@ -23,7 +23,7 @@ from tqdm import tqdm
 from eagle.model.ea_model import EaModel
 from eagle.model.loading import DTYPE_HELP
 from eagle.model.tokens import chat_ids
-from eagle.program import program
+from eagle.program import new_parser, program
 from eagle.traineagle3.batch_sampling import BatchSampler
 from eagle.traineagle3.corpus import Conversation
 from eagle.traineagle3.corpus_writer import CorpusWriter
@@ -211,10 +211,9 @@ def read_users(path: Path) -> list[str]:
 
 def build_parser() -> argparse.ArgumentParser:
     """The program's options."""
-    parser = argparse.ArgumentParser(
-        prog="python -m eagle.traineagle3.generate",
-        description="Make training conversations with the target itself.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    parser = new_parser(
+        "eagle.traineagle3.generate",
+        "Make training conversations with the target itself.",
     )
     add = parser.add_argument
     target_help = "target: Hub id, folder, .gguf file, or smollm2-demo"

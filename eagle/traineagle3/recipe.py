@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from eagle.model.loading import DTYPE_HELP, multiplies_in_bf16
+from eagle.program import new_parser
 from eagle.traineagle3.heldout import HELD_OUT_ONE_IN
 
 PRECISIONS = ("auto", "no", "bf16")
@@ -95,10 +96,9 @@ def choose_precision(precision: str) -> str:
 
 def build_parser() -> argparse.ArgumentParser:
     """The command-line options of a training run."""
-    parser = argparse.ArgumentParser(
-        prog="python -m eagle.traineagle3.train",
-        description="Train an EAGLE-3 draft head on conversations that the target wrote.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    parser = new_parser(
+        "eagle.traineagle3.train",
+        "Train an EAGLE-3 draft head on conversations that the target wrote.",
     )
 
     add = parser.add_argument_group("target and data").add_argument

@@ -25,7 +25,7 @@ from tqdm import tqdm
 from eagle.model.ea_model import EaModel
 from eagle.model.options import DecodingOptions
 from eagle.model.sampling import TargetProbs
-from eagle.program import program
+from eagle.program import new_parser, program
 from evaluation.checks.greedy import TIE
 from evaluation.common import flags
 from evaluation.common.prompts import build_prompt, check_template
@@ -271,14 +271,13 @@ def report_long_texts(fit: Fit) -> str:
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m evaluation.checks.black_box",
-        description="Test statistically whether generation with a given pair is lossless.",
+    parser = new_parser(
+        "evaluation.checks.black_box",
+        "Test statistically whether generation with a given pair is lossless.",
         epilog="Exit status: 0 if nothing speaks against it, 1 if a test fails, 2 if the test "
         "could not have failed. Prefer --dtype fp32: in half precision the forward of a tree "
         "rounds differently from that of a text.",
         allow_abbrev=False,
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
     add("--model", required=True, help="target: Hub id, folder, .gguf file, or smollm2-demo")

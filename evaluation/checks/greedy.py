@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from eagle.model.ea_model import EaModel
-from eagle.program import program
+from eagle.program import new_parser, program
 from evaluation.common import flags
 from evaluation.common.prompts import build_prompt, check_template
 from evaluation.common.questions import load_questions, question_file
@@ -60,11 +60,10 @@ def check(
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m evaluation.greedy_check",
-        description="Compare decoding at temperature 0 with the target's own greedy decoding.",
+    parser = new_parser(
+        "evaluation.greedy_check",
+        "Compare decoding at temperature 0 with the target's own greedy decoding.",
         epilog="Exit status: 0 if all tokens agree or differ in ties only, 1 otherwise.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
     add("--base-model-path", required=True)

@@ -16,6 +16,7 @@ from transformers import AutoTokenizer
 
 from eagle.model.demo import DEMO_NAME, demo_target_path
 from eagle.model.loading import split_gguf
+from eagle.program import new_parser
 from eagle.traineagle3.corpus import read_corpus
 from evaluation.common.markdown import table
 from evaluation.common.questions import load_questions
@@ -91,11 +92,10 @@ def run(args: argparse.Namespace) -> bool:
 
 def main(argv: list[str] | None = None) -> None:
     """Exit with status 1 if the corpus holds an n-gram of the largest n, with 2 for bad input."""
-    parser = argparse.ArgumentParser(
-        prog="python -m evaluation.checks.overlap",
-        description="Look for the questions of an evaluation in a training corpus.",
+    parser = new_parser(
+        "evaluation.checks.overlap",
+        "Look for the questions of an evaluation in a training corpus.",
         epilog="Exit status: 1 if the corpus holds an n-gram of the largest n, 2 for bad input.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
     target = "target whose tokenizer made the corpus"

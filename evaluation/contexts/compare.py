@@ -21,7 +21,7 @@ from eagle.model.draft.checkpoint import load_draft
 from eagle.model.ea_model import EaModel
 from eagle.model.options import DecodingOptions
 from eagle.model.tuning.contexts import contexts
-from eagle.program import program
+from eagle.program import new_parser, program
 from evaluation.common import flags
 from evaluation.common.answers import turn_seed
 from evaluation.common.markdown import table
@@ -208,10 +208,9 @@ def read_questions(args: argparse.Namespace) -> list[Question]:
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m evaluation.acceptance",
-        description="Compare methods and draft heads on the same contexts.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    parser = new_parser(
+        "evaluation.acceptance",
+        "Compare methods and draft heads on the same contexts.",
     )
     add = parser.add_argument
     target = "target: Hub id, folder, .gguf file, or smollm2-demo"

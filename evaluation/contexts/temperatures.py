@@ -17,7 +17,7 @@ from pathlib import Path
 import rheo
 from eagle.files import replace_text
 from eagle.plotting import saved_plot
-from eagle.program import program
+from eagle.program import new_parser, program
 from evaluation.common.markdown import table
 from evaluation.common.statistics import Statistic, show
 from evaluation.contexts.calibration import plot_curves
@@ -225,10 +225,9 @@ def plot_levels(found: dict[float, dict], method: str, path: Path) -> None:
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m evaluation.contexts.temperatures",
-        description="Compare methods over temperatures, from files of evaluation.acceptance.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    parser = new_parser(
+        "evaluation.contexts.temperatures",
+        "Compare methods over temperatures, from files of evaluation.acceptance.",
     )
     add = parser.add_argument
     files = "made by evaluation.acceptance --output: one per temperature, with the same settings"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from eagle.model.ea_model import EaModel
 from eagle.model.loading import DTYPE_HELP
+from eagle.program import new_parser
 from evaluation.common.prompts import check_template
 from evaluation.common.questions import Question, load_questions, question_file
 from evaluation.common.run_info import device_name, dtype_name, git_revision
@@ -24,11 +25,10 @@ def study_parser(
         benches: in words, which question sets are the default, for the help.
         seeds: in words, which seeds are the default, for the help.
     """
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {program}",
-        description=description,
+    parser = new_parser(
+        program,
+        description,
         allow_abbrev=False,  # --seed must not be taken for --seeds
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
     add("--pair", default="llama31-8b", choices=PAIRS)

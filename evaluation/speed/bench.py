@@ -26,7 +26,7 @@ from tqdm import tqdm
 from eagle.files import replace_text
 from eagle.model.ea_model import EaModel
 from eagle.model.tuning.tree_size import verification_seconds
-from eagle.program import program
+from eagle.program import new_parser, program
 from evaluation.common import flags
 from evaluation.common.answers import turn_seed
 from evaluation.common.markdown import table
@@ -206,10 +206,9 @@ def write_report(folder: Path, name: str, text: str, settings: dict, result: str
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m evaluation.bench",
-        description="Time the phases of a cycle.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    parser = new_parser(
+        "evaluation.bench",
+        "Time the phases of a cycle.",
     )
     add = parser.add_argument
     add("--base-model-path", required=True)

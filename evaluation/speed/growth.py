@@ -24,7 +24,7 @@ from eagle.model.options import DecodingOptions
 from eagle.model.sampling import TargetProbs
 from eagle.model.tuning.tree_size import drafting_seconds, verification_seconds
 from eagle.plotting import saved_plot
-from eagle.program import program
+from eagle.program import new_parser, program
 from evaluation.common.markdown import table
 from evaluation.speed.bench import circumstances, write_report
 from rheo import Draws, build_tree, verify
@@ -139,10 +139,9 @@ def plot(found: dict[str, dict], path: Path) -> None:
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m evaluation.speed.growth",
-        description="Measure how the cost of a cycle grows.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    parser = new_parser(
+        "evaluation.speed.growth",
+        "Measure how the cost of a cycle grows.",
     )
     add = parser.add_argument
     add("--base-model-path", required=True)

@@ -24,7 +24,7 @@ from eagle.files import replace_text
 from eagle.model.ea_model import EaModel
 from eagle.model.sampling import TargetProbs
 from eagle.model.tuning.contexts import paired_logits
-from eagle.program import program
+from eagle.program import new_parser, program
 from evaluation.common import flags
 from evaluation.common.markdown import table
 from evaluation.common.prompts import check_template
@@ -107,10 +107,9 @@ def render(found: dict[float, dict[str, Statistic]]) -> str:
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m evaluation.studies.rheostat",
-        description="Measure what any choice of m could gain.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    parser = new_parser(
+        "evaluation.studies.rheostat",
+        "Measure what any choice of m could gain.",
     )
     add, temperatures = parser.add_argument, [0.0, 0.2, 0.4, 0.6, 0.8, 1.0, 1.3]
     add("--base-model-path", required=True)

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from eagle.model.ea_model import EaModel
 from eagle.model.tuning.contexts import paired_logits
-from eagle.program import program
+from eagle.program import new_parser, program
 from evaluation.common.markdown import table
 from evaluation.common.prompts import build_prompt
 from evaluation.common.questions import load_questions, question_file
@@ -104,10 +104,9 @@ def summarise(name: str, found: list[Comparison]) -> list[str]:
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m evaluation.studies.rrsw",
-        description="Count how often RheoVerification accepts more than RRSw.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    parser = new_parser(
+        "evaluation.studies.rrsw",
+        "Count how often RheoVerification accepts more than RRSw.",
     )
     add = parser.add_argument
     add("--pairs", type=int, default=2000, help="pairs (p, q) of each kind, for every n and m")

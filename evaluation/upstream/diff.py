@@ -22,6 +22,7 @@ from eagle.model.demo import DEMO_NAME, demo_head_path, demo_target_path
 from eagle.model.ea_model import EaModel
 from eagle.model.options import DecodingOptions
 from eagle.model.tuning.contexts import contexts
+from eagle.program import new_parser
 from evaluation.checks.greedy import top2_gap
 from evaluation.common.markdown import table
 from evaluation.common.prompts import build_prompt
@@ -298,12 +299,11 @@ def run(args: argparse.Namespace) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        prog="python -m evaluation.diff_upstream",
-        description="Compare this project with a checkout of EAGLE, cycle by cycle.",
+    parser = new_parser(
+        "evaluation.diff_upstream",
+        "Compare this project with a checkout of EAGLE, cycle by cycle.",
         epilog="Exit status: 0 if both do the same, up to ties of score, which are listed; 1 for a "
         "difference that is no tie; 2 for bad input.",
-        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
     )
     add = parser.add_argument
     add("eagle", type=Path, help=f"checkout of SafeAILab/EAGLE (made for commit {COMMIT})")
